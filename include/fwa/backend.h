@@ -41,6 +41,8 @@ typedef struct fwa_message {
 typedef struct fwa_executor fwa_executor;
 struct fwa_executor {
     int32_t lanes;
+    int32_t team; /* 1: a caller's team: every member makes the same call and runs its own lane with its
+                     own data, so lanes share nothing but the call's tensors and workspace */
     void (*run)(const fwa_executor *self, void (*task)(void *data, int64_t lane), void *data);
 };
 

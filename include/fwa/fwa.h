@@ -277,14 +277,14 @@ FWA_API fwa_status fwa_memory_read(fwa_context *context, void *host, const void 
 
 typedef struct fwa_backend_info {
     size_t struct_size;
-    const char *name;        /* static, as are all strings here */
-    const char *description; /* "" where the backend is absent */
-    const char *origin;      /* "built in", or the path where the module is or was looked for */
-    const char *reason;      /* "" where it is present, else why it is absent */
-    int32_t available;       /* 1 where a context can be made */
+    char name[32];
+    char description[128]; /* "" where the backend is absent */
+    char origin[512];      /* "built in", or the path where the module is or was looked for */
+    char reason[512];      /* "" where it is present, else why it is absent */
+    int32_t available;     /* 1 where a context can be made */
     int32_t device_count;
 } fwa_backend_info;
-#define FWA_BACKEND_INFO_INIT {sizeof(fwa_backend_info), NULL, NULL, NULL, NULL, 0, 0}
+#define FWA_BACKEND_INFO_INIT {sizeof(fwa_backend_info), "", "", "", "", 0, 0}
 
 /* How many backends are known: built in, in the module directory, or looked for in vain. */
 FWA_API int32_t fwa_backend_count(void);
@@ -468,7 +468,7 @@ typedef struct fwa_forward_args {
     fwa_tensor slot_in;    /* int32 [N], absent: row n. Rows of carry_in's pool; -1, -2: see above */
     fwa_tensor slot_out;   /* int32 [N], absent: as slot_in where that is given, else row n */
     fwa_tensor commit;     /* int32 [N], 0 .. length: the carry written is the one after so many tokens
-                              of this call; 0 leaves the slot_out row as it was. Absent: all */
+                              of this call; 0 hands carry_in over bit for bit. Absent: all */
     fwa_tensor o;          /* output */
     fwa_tensor mask;       /* optional output of FWA_FORM_MASKED without cu_seqlens, F32 (F64):
                               [batch, Hv, T, T], per channel [batch, Hv, V, T, T]: the weight with

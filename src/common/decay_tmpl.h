@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Included by decay.h once per floating-point type; no include guard. */
+
+/* The knobs that the decay depends on. */
+typedef struct {
+    int normalized; /* eta = beta / (E + lambda + eps), else eta = beta */
+    int coupled;    /* lambda = lambda_input * E */
+    int live;       /* and the gradient flows through that E */
+    FWA_REAL eps, floor;
+} FWA_DECAY(knobs);
+
+/* One step size and carry (section 4; the clamp is (4.20)). */
+typedef struct {
+    FWA_REAL eta;         /* 0 where the denominator is 0 */
+    FWA_REAL lambda;      /* the ridge in effect */
+    FWA_REAL denominator; /* E + lambda + eps; 1 for direct steps */
+    FWA_REAL gate;        /* exp(log_gate) */
+    FWA_REAL gamma;       /* max(1 - eta lambda, floor) * gate */
+    int clamped;          /* 1 - eta lambda <= floor */
+} FWA_DECAY(step_t);
+
+/* The gradients that reach a step's inputs. */
+typedef struct {
+    FWA_REAL beta, lambda, log_gate, statistic;
+} FWA_DECAY(gradient);
+
+FWA_DEVICE FWA_REAL FWA_DECAY(clip_gate)(FWA_REAL log_gate)
+{
+    return log_gate < (FWA_REAL)FWA_LOG_GATE_MIN ? (FWA_REAL)FWA_LOG_GATE_MIN : log_gate;
+}
+
+/* 1 - eta lambda. With normalised steps the subtraction would cancel, so it is
+ * (E + eps + lambda (1 - beta)) / (E + eps + lambda). */
+FWA_DEVICE FWA_REAL FWA_DECAY(retention)(const FWA_DECAY(knobs) * knobs, FWA_REAL beta, FWA_REAL eta,
+                                         FWA_REAL lambda, FWA_REAL statistic, FWA_REAL denominator)
+{
+    if (!knobs->normalized)
+        return 1 - eta * lambda;
+    if (!(denominator != 0))
+        return 1;
+    return (statistic + knobs->eps + lambda * (1 - beta)) / denominator;
+}
+
+FWA_DEVICE FWA_DECAY(step_t) FWA_DECAY(step)(const FWA_DECAY(knobs) * knobs, FWA_REAL beta,
+                                             FWA_REAL lambda_input, FWA_REAL log_gate,
+                                             FWA_REAL statistic)
+{
+    FWA_DECAY(step_t) step;
+    FWA_REAL retention;
+    step.lambda = knobs->coupled ? lambda_input * statistic : lambda_input;
+    step.denominator = knobs->normalized ? statistic + step.lambda + knobs->eps : 1;
+    step.eta = step.denominator != 0 ? beta / step.denominator : 0;
+    retention = FWA_DECAY(retention)(knobs, beta, step.eta, step.lambda, statistic, step.denominator);
+    step.clamped = retention <= knobs->floor;
+    step.gate = FWA_DECAY_EXP(FWA_DECAY(clip_gate)(log_gate));
+    step.gamma = (step.clamped ? knobs->floor : retention) * step.gate;
+    return step;
+}
+
+/* log gamma of the same step: log(floor) + log_gate where clamped, else log1p(-eta lambda) + log_gate. */
+FWA_DEVICE FWA_REAL FWA_DECAY(log_gamma)(const FWA_DECAY(knobs) * knobs, const FWA_DECAY(step_t) * step,
+                                         FWA_REAL beta, FWA_REAL statistic, FWA_REAL log_gate)
+{
+    FWA_REAL forgotten = step->eta * step->lambda;
+    FWA_REAL gate = FWA_DECAY(clip_gate)(log_gate);
+    if (step->clamped)
+        return FWA_DECAY_LOG(knobs->floor) + gate;
+    if (forgotten < (FWA_REAL)0.5)
+        return FWA_DECAY_LOG1P(-forgotten) + gate;
+    return FWA_DECAY_LOG(FWA_DECAY(retention)(knobs, beta, step->eta, step->lambda, statistic,
+                                              step->denominator)) +
+           gate;
+}
+
+/* From the gradients of eta and gamma to those of the inputs. dgamma is never obtained from
+ * d log gamma: at gamma = 1e-6 that loses a tenth of it in float32. */
+FWA_DEVICE FWA_DECAY(gradient) FWA_DECAY(step_backward)(const FWA_DECAY(knobs) * knobs,
+                                                        const FWA_DECAY(step_t) * step,
+                                                        FWA_REAL lambda_input, FWA_REAL statistic,
+                                                        FWA_REAL eta_grad, FWA_REAL gamma_grad)
+{
+    FWA_DECAY(gradient) grad;
+    FWA_REAL forgotten_grad = step->clamped ? 0 : -step->gate * gamma_grad;
+    FWA_REAL lambda_grad = step->eta * forgotten_grad;
+    eta_grad += step->lambda * forgotten_grad;
+    grad.log_gate = step->gamma * gamma_grad;
+    grad.beta = eta_grad;
+    grad.statistic = 0;
+    if (knobs->normalized) {
+        FWA_REAL inverse = step->denominator != 0 ? 1 / step->denominator : 0;
+        FWA_REAL denominator_grad = -step->eta * eta_grad * inverse;
+        grad.beta = eta_grad * inverse;
+        grad.statistic = denominator_grad;
+        lambda_grad = step->denominator != 0 ? lambda_grad + denominator_grad : 0;
+    }
+    if (knobs->coupled) {
+        if (knobs->live)
+            grad.statistic += lambda_input * lambda_grad;
+        lambda_grad *= statistic;
+    }
+    grad.lambda = lambda_grad;
+    return grad;
+}
+
+/* A prefix sum of log gammas as a two-float number: |u| in the thousands loses no digits. */
+typedef struct {
+    FWA_REAL high, low;
+} FWA_DECAY(prefix);
+
+FWA_DEVICE FWA_DECAY(prefix) FWA_DECAY(prefix_add)(FWA_DECAY(prefix) prefix, FWA_REAL log_gamma)
+{
+    FWA_DECAY(prefix) sum;
+    FWA_REAL total = prefix.high + log_gamma;
+    FWA_REAL back = total - prefix.high;
+    FWA_REAL error = (prefix.high - (total - back)) + (log_gamma - back);
+    error += prefix.low;
+    sum.high = total + error;
+    sum.low = error - (sum.high - total);
+    return sum;
+}
+
+/* exp(later - earlier), the decay between two tokens. The difference is clamped to <= 0, since
+ * rounding may leave it slightly positive; the factor is never zeroed. */
+FWA_DEVICE FWA_REAL FWA_DECAY(between)(FWA_DECAY(prefix) later, FWA_DECAY(prefix) earlier)
+{
+    FWA_REAL difference = (later.high - earlier.high) + (later.low - earlier.low);
+    return FWA_DECAY_EXP(difference > 0 ? 0 : difference);
+}
+
+#undef FWA_REAL
+#undef FWA_DECAY
+#undef FWA_DECAY_EXP
+#undef FWA_DECAY_LOG
+#undef FWA_DECAY_LOG1P

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The backend table: built-in backends, modules and what was looked for in vain. The one place in the
+ * library with state of its own, behind one lock. */
+
+#include "common.h"
+#include "reference.h"
+#include "../cpu/cpu.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define ENTRY_LIMIT 32
+
+typedef struct {
+    const fwa_backend *backend; /* NULL: absent */
+    fwa_status status;
+    fwa_backend_info info;
+} entry;
+
+/* The order of preference. A NULL backend is a module. */
+static const struct {
+    const char *name;
+    const fwa_backend *backend;
+} known[] = {
+    {"cpu", &fwa_cpu_backend},
+    {"cuda", NULL},
+    {"hip", NULL},
+    {"reference", &fwa_reference_backend},
+};
+
+static struct {
+    pthread_mutex_t lock;
+    int32_t count;
+    entry entries[ENTRY_LIMIT];
+} registry = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static fwa_status absent(entry *e, fwa_status status, const char *reason)
+{
+    snprintf(e->info.reason, sizeof e->info.reason, "%s", reason);
+    e->info.description[0] = '\0';
+    e->info.available = 0;
+    e->info.device_count = 0;
+    e->backend = NULL;
+    e->status = status;
+    return status;
+}
+
+static void present(entry *e, const fwa_backend *backend)
+{
+    e->backend = backend;
+    e->status = FWA_OK;
+    e->info.reason[0] = '\0';
+    snprintf(e->info.description, sizeof e->info.description, "%s", backend->description);
+    e->info.device_count = backend->device_count();
+    e->info.available = e->info.device_count > 0;
+    if (!e->info.available)
+        snprintf(e->info.reason, sizeof e->info.reason, "no device");
+}
+
+/* The module directory: FWA_BACKEND_PATH where it is set and the program is not privileged. */
+static const char *module_directory(void)
+{
+    const char *given = secure_getenv("FWA_BACKEND_PATH");
+    return given && *given ? given : FWA_MODULE_DIRECTORY;
+}
+
+static bool complete(const fwa_backend *b)
+{
+    return b->name && b->description && b->device_count && b->open && b->close && b->allocate &&
+           b->release && b->write && b->read && b->score && b->plan && b->plan_release &&
+           b->kernel_name && b->workspace_size && b->saved_size && b->forward && b->backward;
+}
+
+/* Checks an opened module before anything in it is called. */
+static fwa_status accept_module(entry *e, void *module)
+{
+    const uint32_t *abi = (const uint32_t *)dlsym(module, "fwa_module_abi");
+    fwa_module_backend_function function = NULL;
+    const fwa_backend *backend;
+    void *symbol = dlsym(module, "fwa_module_backend");
+    char reason[160];
+    if (!abi || !symbol)
+        return absent(e, FWA_ERROR_NO_BACKEND,
+                      "not a backend module: fwa_module_abi or fwa_module_backend is missing");
+    if (*abi != FWA_BACKEND_ABI) {
+        snprintf(reason, sizeof reason, "the module has backend ABI %u, this library has %u",
+                 (unsigned)*abi, FWA_BACKEND_ABI);
+        return absent(e, FWA_ERROR_ABI, reason);
+    }
+    memcpy(&function, &symbol, sizeof function);
+    backend = function();
+    if (!backend || backend->abi != FWA_BACKEND_ABI || backend->struct_size < sizeof *backend)
+        return absent(e, FWA_ERROR_ABI, "the module's table is not one of this ABI");
+    if (!complete(backend))
+        return absent(e, FWA_ERROR_ABI, "the module's table has an empty entry");
+    if (strcmp(backend->name, e->info.name) != 0)
+        return absent(e, FWA_ERROR_NO_BACKEND, "the module's name for itself is another one");
+    present(e, backend);
+    return FWA_OK;
+}
+
+static fwa_status load_module(entry *e)
+{
+    const char *directory = module_directory();
+    int length = snprintf(e->info.origin, sizeof e->info.origin, "%s/fwa-%s.so", directory, e->info.name);
+    fwa_status status;
+    void *module;
+    if (directory[0] != '/')
+        return absent(e, FWA_ERROR_NO_BACKEND, "FWA_BACKEND_PATH is not an absolute path");
+    if (length < 0 || (size_t)length >= sizeof e->info.origin)
+        return absent(e, FWA_ERROR_NO_BACKEND, "the module's path is too long");
+    if (access(e->info.origin, F_OK) != 0)
+        return absent(e, FWA_ERROR_NO_BACKEND, "no such file");
+    module = dlopen(e->info.origin, RTLD_NOW | RTLD_LOCAL);
+    if (!module) {
+        const char *words = dlerror();
+        return absent(e, FWA_ERROR_NO_BACKEND, words ? words : "cannot be loaded");
+    }
+    status = accept_module(e, module);
+    if (status != FWA_OK)
+        dlclose(module);
+    return status;
+}
+
+static entry *add_entry(const char *name)
+{
+    entry *e;
+    if (registry.count == ENTRY_LIMIT)
+        return NULL;
+    e = &registry.entries[registry.count++];
+    snprintf(e->info.name, sizeof e->info.name, "%s", name);
+    e->status = FWA_ERROR_NO_BACKEND;
+    return e;
+}
+
+static void add_known(void)
+{
+    size_t i;
+    if (registry.count)
+        return;
+    for (i = 0; i < sizeof known / sizeof known[0]; i++) {
+        entry *e = add_entry(known[i].name);
+        if (known[i].backend) {
+            snprintf(e->info.origin, sizeof e->info.origin, "built in");
+            present(e, known[i].backend);
+        }
+    }
+}
+
+static bool valid_name(const char *name, size_t length)
+{
+    return length > 0 && length < sizeof((fwa_backend_info *)0)->name &&
+           strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") >= length;
+}
+
+static entry *find_entry(const char *name)
+{
+    int32_t i;
+    for (i = 0; i < registry.count; i++)
+        if (strcmp(registry.entries[i].info.name, name) == 0)
+            return &registry.entries[i];
+    return NULL;
+}
+
+/* Adds an entry for every fwa-NAME.so of the module directory. */
+static void scan_directory(void)
+{
+    const char *path = module_directory();
+    DIR *directory = path[0] == '/' ? opendir(path) : NULL;
+    const struct dirent *item;
+    if (!directory)
+        return;
+    while ((item = readdir(directory)) != NULL) {
+        const char *file = item->d_name;
+        size_t length = strlen(file);
+        char name[32];
+        if (length < 8 || strncmp(file, "fwa-", 4) != 0 || strcmp(file + length - 3, ".so") != 0 ||
+            !valid_name(file + 4, length - 7))
+            continue;
+        snprintf(name, sizeof name, "%.*s", (int)(length - 7), file + 4);
+        if (!find_entry(name))
+            add_entry(name);
+    }
+    closedir(directory);
+}
+
+fwa_status fwa_registry_find(const char *name, const fwa_backend **backend)
+{
+    fwa_status status;
+    entry *e;
+    if (!valid_name(name, strlen(name)))
+        return fwa_fail(FWA_ERROR_VALUE,
+                        "options->backend is \"%.40s\"; a backend's name has 1 to 31 lower-case "
+                        "letters, digits and underscores",
+                        name);
+    pthread_mutex_lock(&registry.lock);
+    add_known();
+    e = find_entry(name);
+    if (!e)
+        e = add_entry(name);
+    if (e && !e->backend)
+        load_module(e);
+    if (!e)
+        status = fwa_fail(FWA_ERROR_NO_BACKEND, "backend %s: more than %d backends were asked for",
+                          name, ENTRY_LIMIT);
+    else if (!e->backend)
+        status = fwa_fail(e->status, "backend %s: %s: %s", name, e->info.origin, e->info.reason);
+    else
+        status = FWA_OK;
+    if (status == FWA_OK)
+        *backend = e->backend;
+    pthread_mutex_unlock(&registry.lock);
+    return status;
+}
+
+int32_t fwa_backend_count(void)
+{
+    int32_t count;
+    pthread_mutex_lock(&registry.lock);
+    add_known();
+    scan_directory();
+    count = registry.count;
+    pthread_mutex_unlock(&registry.lock);
+    return count;
+}
+
+fwa_status fwa_backend_get(int32_t index, fwa_backend_info *info)
+{
+    int32_t count = fwa_backend_count();
+    fwa_status status = fwa_check_struct("info", info, sizeof *info);
+    size_t size;
+    entry *e;
+    if (status != FWA_OK)
+        return status;
+    if (index < 0 || index >= count)
+        return fwa_fail(FWA_ERROR_VALUE, "index is %d; there are %d backends", (int)index, (int)count);
+    size = info->struct_size;
+    pthread_mutex_lock(&registry.lock);
+    e = &registry.entries[index];
+    if (!e->backend)
+        load_module(e);
+    *info = e->info;
+    pthread_mutex_unlock(&registry.lock);
+    info->struct_size = size;
+    return FWA_OK;
+}

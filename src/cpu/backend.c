@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CPU backend's table: plans, sizes, and how a call is shared out over lanes. */
+
+#include "cpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Tokens between two states that the backward keeps, in the recurrent and the chunked form. */
+#define SEGMENT_TOKENS 128
+/* Value columns of a unit in the masked form, whose backward keeps T^2 of each. */
+#define MASKED_BLOCK 16
+
+static int32_t device_count(void)
+{
+    return 1;
+}
+
+/* The processor's name, as the kernel tells it. */
+static void processor_name(char *name, size_t size)
+{
+    char line[256];
+    FILE *file = fopen("/proc/cpuinfo", "re");
+    snprintf(name, size, "CPU");
+    while (file && fgets(line, sizeof line, file)) {
+        const char *at = strchr(line, ':');
+        if (strncmp(line, "model name", 10) == 0 && at) {
+            snprintf(name, size, "%.*s", (int)strcspn(at + 2, "\n"), at + 2);
+            break;
+        }
+    }
+    if (file)
+        fclose(file);
+}
+
+static fwa_status open_device(int32_t index, void **device, char *name, size_t name_size,
+                              fwa_message *message)
+{
+    char processor[128];
+    (void)index, (void)message;
+    processor_name(processor, sizeof processor);
+    snprintf(name, name_size, "%s, %s", processor, fwa_cpu_kernels_select()->isa);
+    *device = NULL;
+    return FWA_OK;
+}
+
+static void close_device(void *device)
+{
+    (void)device;
+}
+
+static int32_t score(void *device, const fwa_problem *problem, fwa_message *message)
+{
+    (void)device;
+    if (problem->dtype == FWA_DTYPE_F64) {
+        snprintf(message->text, sizeof message->text,
+                 "problem->dtype is f64, which only the reference backend has");
+        return 0;
+    }
+    return 100;
+}
+
+static int32_t greatest_block(const fwa_cpu_plan *plan)
+{
+    const fwa_problem *p = &plan->problem;
+    int32_t block = plan->form == FWA_FORM_MASKED ? MASKED_BLOCK : plan->kernels->block;
+    /* The normaliser's z belongs to one unit, so it has all columns. */
+    return p->normalizer || p->value_dim < block ? p->value_dim : block;
+}
+
+static fwa_status make_plan(void *device, const fwa_problem *problem, int32_t lanes, void **result,
+                            fwa_message *message)
+{
+    static const char *const forms[] = {"", "recurrent", "masked", "chunked"};
+    fwa_cpu_plan *plan = calloc(1, sizeof *plan);
+    char length[24] = "";
+    int pass;
+    (void)device;
+    if (!plan) {
+        snprintf(message->text, sizeof message->text, "no memory for a plan");
+        return FWA_ERROR_MEMORY;
+    }
+    plan->problem = *problem;
+    plan->kernels = fwa_cpu_kernels_select();
+    plan->lanes = lanes;
+    plan->form = problem->form == FWA_FORM_AUTO ? FWA_FORM_CHUNKED : problem->form;
+    plan->chunk = plan->form == FWA_FORM_CHUNKED ? plan->kernels->chunk : plan->form == FWA_FORM_RECURRENT;
+    plan->segment = plan->chunk ? SEGMENT_TOKENS / plan->chunk : 0;
+    plan->block = greatest_block(plan);
+    plan->blocks = (problem->value_dim + plan->block - 1) / plan->block;
+    if (plan->form == FWA_FORM_CHUNKED)
+        snprintf(length, sizeof length, "%lld/", (long long)plan->chunk);
+    for (pass = 0; pass < 2; pass++)
+        snprintf(plan->name[pass], sizeof plan->name[pass], "cpu/%s/%s/%s%s/%s/window%d/%s/%s",
+                 plan->kernels->isa, forms[plan->form], length,
+                 problem->objective == FWA_OBJECTIVE_REGRESSION ? "regression" : "inner_product",
+                 problem->dynamics == FWA_DYNAMICS_PER_HEAD ? "head" : "channel", (int)problem->window,
+                 fwa_dtype_name(problem->dtype), pass == FWA_PASS_FORWARD ? "forward" : "backward");
+    *result = plan;
+    return FWA_OK;
+}
+
+static const char *kernel_name(const void *plan, fwa_pass pass)
+{
+    return ((const fwa_cpu_plan *)plan)->name[pass];
+}
+
+/* ---- Sizes ---- */
+
+/* a * b * c * d floats, or SIZE_MAX. */
+static size_t floats(int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    size_t bytes;
+    if (__builtin_mul_overflow((size_t)a, (size_t)b, &bytes) ||
+        __builtin_mul_overflow(bytes, (size_t)c, &bytes) ||
+        __builtin_mul_overflow(bytes, (size_t)d, &bytes) ||
+        __builtin_mul_overflow(bytes, sizeof(float), &bytes) || bytes > PTRDIFF_MAX / 2)
+        return SIZE_MAX;
+    return (bytes + 63) / 64 * 64;
+}
+
+static size_t add_sizes(size_t a, size_t b)
+{
+    return a > PTRDIFF_MAX || b > PTRDIFF_MAX || a + b > PTRDIFF_MAX ? SIZE_MAX : a + b;
+}
+
+static size_t states_size(const fwa_cpu_plan *plan, const fwa_extent *extent)
+{
+    const fwa_problem *p = &plan->problem;
+    return floats((int64_t)p->heads_value * plan->blocks, fwa_cpu_segments(plan, extent), p->key_dim,
+                  (plan->block + p->normalizer + 15) / 16 * 16);
+}
+
+static size_t saved_size(const void *plan, const fwa_extent *extent)
+{
+    return states_size(plan, extent);
+}
+
+/* The parts of a backward's workspace behind the lanes' scratch; places them where base is given. */
+static size_t place_partials(const fwa_cpu_plan *plan, const fwa_extent *extent, char *base,
+                             fwa_cpu_partials *parts)
+{
+    const fwa_problem *p = &plan->problem;
+    const int64_t units = (int64_t)p->heads_value * plan->blocks;
+    const int64_t stride = (p->key_dim + 15) / 16 * 16;
+    float **places[] = {&parts->x, &parts->q, &parts->gates, &parts->norm, &parts->states};
+    size_t sizes[5], total = 0, i;
+    parts->tokens = extent->batch * extent->tokens;
+    parts->sequences = extent->sequences;
+    parts->rows = parts->tokens + extent->sequences * (p->window - 1);
+    parts->segments = fwa_cpu_segments(plan, extent);
+    sizes[0] = floats(units, parts->rows, stride, 1);
+    sizes[1] = floats(units, parts->tokens, stride, 1);
+    sizes[2] = floats(units, parts->tokens, 3, 1);
+    sizes[3] = floats(units, parts->sequences, stride, 1);
+    sizes[4] = states_size(plan, extent);
+    for (i = 0; i < 5; i++) {
+        *places[i] = base ? (float *)(void *)(base + total) : NULL;
+        total = add_sizes(total, sizes[i]);
+    }
+    return total;
+}
+
+static size_t lanes_size(const fwa_cpu_plan *plan, const fwa_extent *extent, bool backward)
+{
+    fwa_cpu_chunk chunk;
+    size_t lane = fwa_cpu_chunk_layout(plan, extent->tokens, backward, NULL, &chunk), total;
+    if (lane == SIZE_MAX || __builtin_mul_overflow(lane, (size_t)plan->lanes, &total) ||
+        total > PTRDIFF_MAX)
+        return SIZE_MAX;
+    return total;
+}
+
+static size_t workspace_size(const void *data, fwa_pass pass, const fwa_extent *extent)
+{
+    const fwa_cpu_plan *plan = data;
+    fwa_cpu_partials parts;
+    if (pass == FWA_PASS_FORWARD)
+        return add_sizes(lanes_size(plan, extent, false), fwa_host_kept_size(&plan->problem));
+    return add_sizes(lanes_size(plan, extent, true), place_partials(plan, extent, NULL, &parts));
+}
+
+/* ---- Calls ---- */
+
+typedef struct {
+    const fwa_cpu_plan *plan;
+    const fwa_call *call;
+    fwa_inputs in;
+    bool backward;
+    char *scratch;
+    size_t lane_size;
+    const fwa_cpu_partials *kept; /* where the forward keeps states; NULL: nowhere */
+    fwa_cpu_partials parts;
+    int64_t units;
+} call_work;
+
+static call_work begin(const fwa_cpu_plan *plan, const fwa_call *call, bool backward)
+{
+    call_work work = {.plan = plan, .call = call, .backward = backward, .scratch = call->workspace};
+    fwa_cpu_chunk chunk;
+    work.in = fwa_call_inputs(call);
+    work.lane_size = fwa_cpu_chunk_layout(plan, call->extent.tokens, backward, NULL, &chunk);
+    work.units = (int64_t)plan->problem.heads_value * plan->blocks;
+    return work;
+}
+
+/* The lane's scratch, its padding columns zero. */
+static fwa_cpu_chunk lane_chunk(const call_work *work, int64_t lane)
+{
+    fwa_cpu_chunk c;
+    int64_t pairs;
+    fwa_cpu_chunk_layout(work->plan, work->call->extent.tokens, work->backward,
+                         work->scratch + (size_t)lane * work->lane_size, &c);
+    pairs = c.capacity + work->plan->problem.window - 1;
+    memset(c.x, 0, sizeof(float) * (size_t)(pairs * c.dim_stride));
+    memset(c.q, 0, sizeof(float) * (size_t)(c.capacity * c.dim_stride));
+    memset(c.v, 0, sizeof(float) * (size_t)(pairs * c.stride));
+    return c;
+}
+
+static void forward_unit(void *data, const fwa_carry *in, const fwa_sequence *s, int64_t unit,
+                         int64_t lane)
+{
+    const call_work *work = data;
+    fwa_cpu_chunk chunk = lane_chunk(work, lane);
+    work->plan->kernels->forward(work->plan, work->call, in, s, unit, &chunk, work->kept);
+}
+
+static fwa_status forward(const void *data, const fwa_call *call, fwa_message *message)
+{
+    const fwa_cpu_plan *plan = data;
+    call_work work = begin(plan, call, false);
+    fwa_cpu_partials kept;
+    (void)message;
+    if (call->forward->saved) {
+        place_partials(plan, &call->extent, NULL, &kept);
+        kept.states = call->forward->saved;
+        work.kept = &kept;
+    }
+    fwa_host_forward(call, &plan->problem, work.units, forward_unit, &work,
+                     work.scratch + work.lane_size * (size_t)plan->lanes);
+    return FWA_OK;
+}
+
+/* The states at segment starts, where the forward did not save them. */
+static void recompute_unit(void *data, int64_t index, int64_t lane)
+{
+    const call_work *work = data;
+    fwa_sequence s = fwa_sequence_get(&work->in, index / work->units);
+    fwa_cpu_chunk chunk = lane_chunk(work, lane);
+    chunk.w_trace = NULL;
+    work->plan->kernels->forward(work->plan, work->call, work->in.carry, &s,
+                                 index % work->units, &chunk, &work->parts);
+}
+
+static void backward_unit(void *data, int64_t index, int64_t lane)
+{
+    const call_work *work = data;
+    fwa_sequence s = fwa_sequence_get(&work->in, index / work->units);
+    fwa_cpu_chunk chunk = lane_chunk(work, lane);
+    work->plan->kernels->backward(work->plan, work->call, &s, index % work->units, &chunk,
+                                  &work->parts);
+}
+
+static fwa_status backward(const void *data, const fwa_call *call, fwa_message *message)
+{
+    const fwa_cpu_plan *plan = data;
+    call_work work = begin(plan, call, true);
+    int64_t count = call->extent.sequences * work.units;
+    (void)message;
+    place_partials(plan, &call->extent, work.scratch + work.lane_size * (size_t)plan->lanes,
+                   &work.parts);
+    if (call->backward->saved)
+        work.parts.states = (float *)(uintptr_t)call->backward->saved; /* only read */
+    else
+        fwa_host_tasks(call->executor, count, recompute_unit, &work);
+    fwa_host_tasks(call->executor, count, backward_unit, &work);
+    fwa_cpu_finish(plan, call, &work.parts);
+    return FWA_OK;
+}
+
+const fwa_backend fwa_cpu_backend = {
+    .abi = FWA_BACKEND_ABI,
+    .struct_size = sizeof(fwa_backend),
+    .name = "cpu",
+    .description = "chunked kernels for CPUs, OpenMP",
+    .host_memory = 1,
+    .device_count = device_count,
+    .open = open_device,
+    .close = close_device,
+    .allocate = fwa_host_allocate,
+    .release = fwa_host_release,
+    .write = fwa_host_copy,
+    .read = fwa_host_copy,
+    .score = score,
+    .plan = make_plan,
+    .plan_release = free,
+    .kernel_name = kernel_name,
+    .workspace_size = workspace_size,
+    .saved_size = saved_size,
+    .forward = forward,
+    .backward = backward,
+};

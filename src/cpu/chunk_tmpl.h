@@ -1,0 +1,437 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A chunk of a unit: its features, gates and dense products, and the walk through its tokens. Compiled
+ * once per ISA. Pair row i of a chunk is the pair that token start - (B - 1) + i writes; token t of the
+ * chunk writes row t + B - 1. */
+
+typedef struct {
+    const fwa_cpu_plan *plan;
+    const fwa_problem *p;
+    fwa_inputs in;
+    const fwa_carry *carry; /* read at row s->slot_in */
+    const fwa_sequence *s;
+    fwa_cpu_unit u;
+    fwa_cpu_chunk *c;
+    fwa_decay_knobs_f32 knobs;
+    int32_t window;
+    bool regression, per_channel, before, decayed;
+    bool needs_statistic, needs_eigen;
+    int64_t first_pair; /* pairs before this token do not exist */
+    /* The chunk at hand. */
+    int64_t start, tokens, pairs, first; /* first: row of the first pair that exists */
+} unit_work;
+
+static unit_work unit_begin(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_carry *carry,
+                            const fwa_sequence *s, int64_t unit, fwa_cpu_chunk *c)
+{
+    const fwa_problem *p = &plan->problem;
+    unit_work w = {.plan = plan, .p = p, .in = fwa_call_inputs(call), .carry = carry, .s = s, .c = c};
+    w.u = fwa_cpu_unit_get(plan, unit);
+    w.knobs = fwa_problem_knobs_f32(p);
+    w.window = p->window;
+    w.regression = p->objective == FWA_OBJECTIVE_REGRESSION;
+    w.per_channel = p->dynamics == FWA_DYNAMICS_PER_CHANNEL;
+    w.before = p->read == FWA_READ_BEFORE_WRITE;
+    w.decayed = p->prediction == FWA_PREDICTION_DECAYED;
+    w.needs_statistic = w.knobs.normalized || w.knobs.coupled;
+    w.needs_eigen = w.needs_statistic && w.regression && p->window > 1;
+    w.first_pair = fwa_cpu_first_pair(p, s);
+    return w;
+}
+
+/* Tokens of the chunk that begins at `start`. A fresh next_latent sequence's first token is no pair, so
+ * the first chunk takes it on top: prepending a token moves no chunk boundary. */
+static int64_t chunk_tokens(const unit_work *w, int64_t start)
+{
+    int64_t tokens = w->plan->chunk, left = w->s->length - start;
+    if (tokens == 0)
+        return left;
+    if (start == 0 && w->first_pair == 1)
+        tokens++;
+    return tokens < left ? tokens : left;
+}
+
+static void load_state(const unit_work *w)
+{
+    const fwa_problem *p = w->p;
+    const fwa_carry *carry = w->carry;
+    fwa_cpu_chunk *c = w->c;
+    int64_t slot = w->s->slot_in, d;
+    memset(c->state, 0, sizeof(float) * (size_t)p->key_dim * (size_t)c->stride);
+    if (slot < 0)
+        return;
+    for (d = 0; d < p->key_dim; d++) {
+        float *row = c->state + d * c->stride;
+        if (fwa_present(&carry->state))
+            fwa_load_f32(&carry->state,
+                         fwa_at3(&carry->state, slot, w->u.head, d) +
+                             w->u.column * carry->state.stride[3],
+                         w->u.columns, row);
+        if (p->normalizer)
+            row[w->u.columns] = fwa_load_one_f32(
+                &carry->norm, fwa_at2(&carry->norm, slot, w->u.head) + d * carry->norm.stride[2], 0);
+    }
+}
+
+/* The raw write key of pair `token`, into c->raw. */
+static void load_raw_key(const unit_work *w, int64_t token)
+{
+    const fwa_tensor *tail = &w->carry->tail_key, *previous = &w->carry->prev_key, *k = w->in.k;
+    int64_t at = w->p->alignment == FWA_ALIGNMENT_NEXT_LATENT ? token - 1 : token;
+    if (token < 0)
+        fwa_load_f32(tail, fwa_at3(tail, w->s->slot_in, w->window - 1 + token, w->u.key_head),
+                     w->p->key_dim, w->c->raw);
+    else if (at < 0)
+        fwa_load_f32(previous, fwa_at2(previous, w->s->slot_in, w->u.key_head), w->p->key_dim,
+                     w->c->raw);
+    else
+        fwa_load_f32(k, fwa_at3(k, w->s->row, w->s->first + at, w->u.key_head), w->p->key_dim,
+                     w->c->raw);
+}
+
+static void load_pair(const unit_work *w, int64_t row)
+{
+    const fwa_tensor *v = w->in.v, *tail = &w->carry->tail_value;
+    int64_t token = w->start - (w->window - 1) + row;
+    float *value = w->c->v + row * w->c->stride;
+    load_raw_key(w, token);
+    fwa_feature_f32(w->p, w->c->raw, w->c->x + row * w->c->dim_stride);
+    if (token < 0)
+        fwa_load_f32(tail,
+                     fwa_at3(tail, w->s->slot_in, w->window - 1 + token, w->u.head) +
+                         w->u.column * tail->stride[3],
+                     w->u.columns, value);
+    else
+        fwa_load_f32(v,
+                     fwa_at3(v, w->s->row, w->s->first + token, w->u.head) +
+                         w->u.column * v->stride[3],
+                     w->u.columns, value);
+    if (w->p->normalizer)
+        value[w->u.columns] = 1;
+}
+
+static void load_query(const unit_work *w, int64_t t)
+{
+    const fwa_tensor *q = w->in.q;
+    fwa_load_f32(q, fwa_at3(q, w->s->row, w->s->first + w->start + t, w->u.query_head),
+                 w->p->key_dim, w->c->raw);
+    fwa_feature_f32(w->p, w->c->raw, w->c->q + t * w->c->dim_stride);
+}
+
+/* The rows [low, low + count) of the window of token t; count is 0 where the token is no pair. */
+static int64_t window_of(const unit_work *w, int64_t t, int64_t *low)
+{
+    int64_t row = t + w->window - 1;
+    *low = row - (w->window - 1) > w->first ? row - (w->window - 1) : w->first;
+    return row < w->first ? 0 : row - *low + 1;
+}
+
+/* E_t (section 4's table); the top eigenvector goes to c->eigen where the backward wants it. */
+static float statistic_of(const unit_work *w, int64_t t)
+{
+    const fwa_cpu_chunk *c = w->c;
+    double gram[FWA_EIGEN_MAX * FWA_EIGEN_MAX], vector[FWA_EIGEN_MAX];
+    int64_t low, count = window_of(w, t, &low), i, j;
+    float sum = 0;
+    if (count == 0)
+        return 0;
+    if (!w->needs_eigen) {
+        for (i = low; i < low + count; i++)
+            sum += dot(c->x + i * c->dim_stride, c->x + i * c->dim_stride, c->dim_stride);
+        return sum / (float)count;
+    }
+    for (i = 0; i < count; i++)
+        for (j = 0; j <= i; j++)
+            gram[i * count + j] = gram[j * count + i] =
+                (double)c->gram[(low + i) * c->pair_stride + low + j];
+    sum = (float)(fwa_top_eigen((int)count, gram, vector) / (double)count);
+    for (i = 0; c->eigen && i < count; i++)
+        c->eigen[t * w->window + i] = (float)vector[i];
+    return sum;
+}
+
+/* The gates of token t: where beta's row begins, lambda and log_gate. */
+typedef struct {
+    float beta, lambda, log_gate;
+} gates;
+
+static gates load_gates(const unit_work *w, int64_t t, float *beta_row)
+{
+    const fwa_tensor *beta = w->in.beta, *lambda = w->in.lambda, *log_gate = w->in.log_gate;
+    int64_t row = w->s->row, at = w->s->first + w->start + t;
+    gates g = {1, 0, 0};
+    int32_t i;
+    if (w->per_channel && fwa_present(beta))
+        fwa_load_f32(beta, fwa_at3(beta, row, at, w->u.head) + w->u.column * beta->stride[3],
+                     w->u.columns, beta_row);
+    else if (w->per_channel)
+        for (i = 0; i < w->u.columns; i++)
+            beta_row[i] = 1;
+    else
+        g.beta = fwa_load_one_f32(beta, fwa_at3(beta, row, at, w->u.head), 1);
+    g.lambda = fwa_load_one_f32(lambda, fwa_at3(lambda, row, at, w->u.head), 0);
+    g.log_gate = fwa_load_one_f32(log_gate, fwa_at3(log_gate, row, at, w->u.head), 0);
+    return g;
+}
+
+/* Fills gamma and kappa of token t. */
+static void load_steps(const unit_work *w, int64_t t)
+{
+    fwa_cpu_chunk *c = w->c;
+    float *gamma = c->gamma + t * c->stride, *kappa = c->kappa + t * c->stride;
+    int64_t low, count = window_of(w, t, &low);
+    gates g;
+    int32_t i;
+    memset(gamma, 0, sizeof(float) * (size_t)c->stride);
+    memset(kappa, 0, sizeof(float) * (size_t)c->stride);
+    if (count == 0) {
+        for (i = 0; i < w->u.width; i++)
+            gamma[i] = 1;
+        return;
+    }
+    c->statistic[t] = w->needs_statistic ? statistic_of(w, t) : 0;
+    g = load_gates(w, t, c->raw);
+    for (i = 0; i < (w->per_channel ? w->u.width : 1); i++) {
+        fwa_decay_step_t_f32 step = fwa_decay_step_f32(&w->knobs, w->per_channel ? c->raw[i] : g.beta,
+                                                       g.lambda, g.log_gate, c->statistic[t]);
+        gamma[i] = step.gamma;
+        kappa[i] = step.eta / (float)count;
+    }
+    for (; i < w->u.width; i++) {
+        gamma[i] = gamma[0];
+        kappa[i] = kappa[0];
+    }
+}
+
+/* Loads the chunk of `tokens` tokens at `start` and forms all that does not depend on the state. */
+static void load_chunk(unit_work *w, int64_t start, int64_t tokens)
+{
+    fwa_cpu_chunk *c = w->c;
+    int64_t i;
+    w->start = start;
+    w->tokens = tokens;
+    w->pairs = tokens + w->window - 1;
+    w->first = w->first_pair - start + w->window - 1;
+    if (w->first < 0)
+        w->first = 0;
+    for (i = w->first; i < w->pairs; i++)
+        load_pair(w, i);
+    for (i = 0; i < tokens; i++)
+        load_query(w, i);
+    if (w->regression)
+        inner_products_below(w->pairs - w->first, 0, c->dim_stride, c->x + w->first * c->dim_stride,
+                             c->dim_stride, c->x + w->first * c->dim_stride, c->dim_stride,
+                             c->gram + w->first * c->pair_stride + w->first, c->pair_stride);
+    inner_products_below(tokens, w->window - 1 - w->first, c->dim_stride, c->q, c->dim_stride,
+                         c->x + w->first * c->dim_stride, c->dim_stride, c->scores + w->first,
+                         c->pair_stride);
+    for (i = 0; i < tokens; i++)
+        load_steps(w, i);
+}
+
+/* ---- The walk: one strip of U vectors of value columns, from column `at` on ---- */
+
+typedef struct {
+    vec v[STRIP];
+} strip;
+
+#define FOR_STRIP for (u = 0; u < U; u++)
+
+static inline __attribute__((always_inline)) strip strip_load(const float *at, const int U)
+{
+    strip s;
+    int u;
+    FOR_STRIP s.v[u] = load(at + u * FWA_LANES);
+    return s;
+}
+
+static inline __attribute__((always_inline)) void strip_store(float *at, const strip *s, const int U)
+{
+    int u;
+    FOR_STRIP store(at + u * FWA_LANES, s->v[u]);
+}
+
+/* sum += a * row */
+static inline __attribute__((always_inline)) void strip_add(strip *sum, float a, const float *row,
+                                                            const int U)
+{
+    int u;
+    FOR_STRIP sum->v[u] += splat(a) * load(row + u * FWA_LANES);
+}
+
+static inline __attribute__((always_inline)) void strip_multiply(strip *s, const strip *by, const int U)
+{
+    int u;
+    FOR_STRIP s->v[u] *= by->v[u];
+}
+
+/* The prediction of the pair that enters at token t, row p: Gamma Y0_p + sum_{i<p} G[p,i] w_i. */
+static inline __attribute__((always_inline)) void walk_enter(const unit_work *w, int64_t p, int64_t at,
+                                                             const int U)
+{
+    const fwa_cpu_chunk *c = w->c;
+    const float *gram = c->gram + p * c->pair_stride;
+    strip sum = strip_load(c->decay + at, U), y0 = strip_load(c->y0 + p * c->stride + at, U);
+    int64_t i;
+    strip_multiply(&sum, &y0, U);
+    for (i = w->first; i < p; i++)
+        strip_add(&sum, gram[i], c->w + i * c->stride + at, U);
+    strip_store(c->y + p * c->stride + at, &sum, U);
+}
+
+/* o_t = Gamma Z0_t + sum_{i<rows} P[t,i] w_i. */
+static inline __attribute__((always_inline)) void walk_read(const unit_work *w, int64_t t, int64_t rows,
+                                                            int64_t at, const int U)
+{
+    const fwa_cpu_chunk *c = w->c;
+    const float *scores = c->scores + t * c->pair_stride;
+    strip sum = strip_load(c->decay + at, U), z0 = strip_load(c->z0 + t * c->stride + at, U);
+    int64_t i;
+    strip_multiply(&sum, &z0, U);
+    for (i = w->first; i < rows; i++)
+        strip_add(&sum, scores[i], c->w + i * c->stride + at, U);
+    strip_store(c->o + t * c->stride + at, &sum, U);
+}
+
+/* The residual of pair j at token t: v_j - rho y_j, or v_j for the inner product. */
+static inline __attribute__((always_inline)) strip walk_residual(const unit_work *w, int64_t t, int64_t j,
+                                                                 int64_t at, const int U)
+{
+    const fwa_cpu_chunk *c = w->c;
+    strip r = strip_load(c->v + j * c->stride + at, U), y;
+    int u;
+    if (!w->regression)
+        return r;
+    y = strip_load(c->y + j * c->stride + at, U);
+    if (w->decayed)
+        FOR_STRIP r.v[u] -= load(c->gamma + t * c->stride + at + u * FWA_LANES) * y.v[u];
+    else
+        FOR_STRIP r.v[u] -= y.v[u];
+    return r;
+}
+
+/* The window's predictions after the step: y_j = gamma y_j + kappa sum_i G[j,i] r_i. The residuals stand
+ * in rows of `residual`. */
+static inline __attribute__((always_inline)) void walk_window(const unit_work *w, int64_t t, int64_t low,
+                                                              int64_t count, const float *residual,
+                                                              int64_t at, const int U)
+{
+    const fwa_cpu_chunk *c = w->c;
+    const strip gamma = strip_load(c->gamma + t * c->stride + at, U);
+    const strip kappa = strip_load(c->kappa + t * c->stride + at, U);
+    int64_t i, j;
+    int u;
+    for (j = low; j < low + count; j++) {
+        strip y = strip_load(c->y + j * c->stride + at, U), sum;
+        FOR_STRIP sum.v[u] = splat(0);
+        for (i = low; i < low + count; i++) {
+            float g = i <= j ? c->gram[j * c->pair_stride + i] : c->gram[i * c->pair_stride + j];
+            strip_add(&sum, g, residual + (i - low) * FWA_LANES * STRIP, U);
+        }
+        FOR_STRIP y.v[u] = gamma.v[u] * y.v[u] + kappa.v[u] * sum.v[u];
+        strip_store(c->y + j * c->stride + at, &y, U);
+    }
+}
+
+/* The write of token t: w_i *= gamma for earlier rows, w_j += kappa r_j in the window. */
+static inline __attribute__((always_inline)) void walk_write(const unit_work *w, int64_t t, int64_t p,
+                                                             int64_t at, const int U)
+{
+    fwa_cpu_chunk *c = w->c;
+    float residual[FWA_EIGEN_MAX * FWA_LANES * STRIP];
+    const strip gamma = strip_load(c->gamma + t * c->stride + at, U);
+    const strip kappa = strip_load(c->kappa + t * c->stride + at, U);
+    strip decay = strip_load(c->decay + at, U);
+    int64_t low, count = window_of(w, t, &low), i;
+    int u;
+    for (i = w->first; i < p; i++) {
+        strip coefficient = strip_load(c->w + i * c->stride + at, U);
+        strip_multiply(&coefficient, &gamma, U);
+        strip_store(c->w + i * c->stride + at, &coefficient, U);
+    }
+    for (i = low; i < low + count; i++) {
+        strip r = walk_residual(w, t, i, at, U), coefficient;
+        FOR_STRIP coefficient.v[u] = i < p ? load(c->w + i * c->stride + at + u * FWA_LANES) : splat(0);
+        FOR_STRIP coefficient.v[u] += kappa.v[u] * r.v[u];
+        strip_store(c->w + i * c->stride + at, &coefficient, U);
+        strip_store(residual + (i - low) * FWA_LANES * STRIP, &r, U);
+    }
+    if (w->window > 1 && w->regression && count > 0)
+        walk_window(w, t, low, count, residual, at, U);
+    strip_multiply(&decay, &gamma, U);
+    strip_store(c->decay + at, &decay, U);
+}
+
+/* What the backward wants to know of the moment before token t's write. */
+static inline __attribute__((always_inline)) void walk_trace(const unit_work *w, int64_t t, int64_t at,
+                                                             const int U)
+{
+    const fwa_cpu_chunk *c = w->c;
+    int64_t low, count = window_of(w, t, &low), p = t + w->window - 1, i;
+    strip s = strip_load(c->decay + at, U);
+    strip_store(c->decay_trace + t * c->stride + at, &s, U);
+    for (i = w->first; i < p && i < w->pairs; i++) {
+        s = strip_load(c->w + i * c->stride + at, U);
+        strip_store(c->w_trace + (t * w->pairs + i) * c->stride + at, &s, U);
+    }
+    for (i = low; w->regression && t < w->tokens && i < low + count; i++) {
+        s = strip_load(c->y + i * c->stride + at, U);
+        strip_store(c->y_trace + (t * w->window + i - low) * c->stride + at, &s, U);
+    }
+}
+
+static inline __attribute__((always_inline)) void walk_token(const unit_work *w, int64_t t, int64_t at,
+                                                             const int U)
+{
+    int64_t p = t + w->window - 1;
+    if (w->regression && p >= w->first)
+        walk_enter(w, p, at, U);
+    if (w->before)
+        walk_read(w, t, p, at, U);
+    if (w->c->w_trace)
+        walk_trace(w, t, at, U);
+    walk_write(w, t, p, at, U);
+    if (!w->before)
+        walk_read(w, t, p + 1, at, U);
+}
+
+/* Runs `run(w, t, at, U)` for tokens [from, to) on every strip of columns. */
+#define FOR_STRIPS(w, from, to, run)                                           \
+    do {                                                                       \
+        int64_t at_ = 0, t_;                                                   \
+        for (; at_ + STRIP * FWA_LANES <= (w)->c->stride; at_ += STRIP * FWA_LANES) \
+            for (t_ = (from); t_ < (to); t_++)                                 \
+                run(w, t_, at_, STRIP);                                        \
+        for (; at_ < (w)->c->stride; at_ += FWA_LANES)                         \
+            for (t_ = (from); t_ < (to); t_++)                                 \
+                run(w, t_, at_, 1);                                            \
+    } while (0)
+
+/* Products with the state at the chunk's start, and the start of the walk. */
+static void enter_chunk(const unit_work *w)
+{
+    fwa_cpu_chunk *c = w->c;
+    const operand q = {c->q, c->dim_stride, 1};
+    const operand x = {c->x + w->first * c->dim_stride, c->dim_stride, 1};
+    int64_t tail = (w->window - 1 > w->first ? w->window - 1 : w->first) - w->first;
+    int32_t i;
+    product(w->tokens, c->stride, w->p->key_dim, q, c->state, c->stride, c->z0, c->stride, NULL);
+    for (i = 0; i < c->stride; i++)
+        c->decay[i] = 1;
+    memset(c->w + w->first * c->stride, 0, sizeof(float) * (size_t)(tail * c->stride));
+    if (!w->regression)
+        return;
+    product(w->pairs - w->first, c->stride, w->p->key_dim, x, c->state, c->stride,
+            c->y0 + w->first * c->stride, c->stride, NULL);
+    memcpy(c->y + w->first * c->stride, c->y0 + w->first * c->stride,
+           sizeof(float) * (size_t)(tail * c->stride));
+}
+
+/* S = Gamma S + sum_{j < rows} x_j w_j^T, into `state` (which holds the S at the chunk's start). */
+static void leave_chunk(const unit_work *w, int64_t rows, float *state)
+{
+    const fwa_cpu_chunk *c = w->c;
+    const operand x = {c->x + w->first * c->dim_stride, 1, c->dim_stride};
+    int64_t depth = rows > w->first ? rows - w->first : 0;
+    product(w->p->key_dim, c->stride, depth, x, c->w + w->first * c->stride, c->stride, state, c->stride,
+            c->decay);
+}

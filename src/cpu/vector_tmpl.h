@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Vectors and small dense products, compiled once per ISA: FWA_LANES floats to a vector. Rows are
+ * padded to multiples of 16 floats. The order of every sum is fixed by its own length: tiles and
+ * remainders give the same bits. */
+
+#define STRIP 4 /* vectors that a strip of columns has at most */
+
+typedef float vec __attribute__((vector_size(FWA_LANES * 4)));
+typedef float loose_vec __attribute__((vector_size(FWA_LANES * 4), aligned(4), may_alias));
+
+static inline __attribute__((always_inline)) vec load(const float *at)
+{
+    return (vec) * (const loose_vec *)at;
+}
+
+static inline __attribute__((always_inline)) void store(float *at, vec value)
+{
+    *(loose_vec *)at = (loose_vec)value;
+}
+
+static inline __attribute__((always_inline)) vec splat(float value)
+{
+    return (vec){0} + value;
+}
+
+/* Sum of the lanes, as a tree. */
+static inline __attribute__((always_inline)) float sum_lanes(vec value)
+{
+    float lane[FWA_LANES];
+    int i, n;
+    memcpy(lane, &value, sizeof lane);
+    for (n = FWA_LANES / 2; n > 0; n /= 2)
+        for (i = 0; i < n; i++)
+            lane[i] += lane[i + n];
+    return lane[0];
+}
+
+static float dot(const float *a, const float *b, int64_t n)
+{
+    vec sum = splat(0);
+    int64_t i;
+    for (i = 0; i < n; i += FWA_LANES)
+        sum += load(a + i) * load(b + i);
+    return sum_lanes(sum);
+}
+
+/* A (i, k) = a[i * row + k * column] for the products below. */
+typedef struct {
+    const float *a;
+    int64_t row, column;
+} operand;
+
+/* R rows x U vectors of C = keep * C + A B. */
+static inline __attribute__((always_inline)) void product_tile(int R, int U, int64_t depth, operand a,
+                                                               const float *b, int64_t b_stride,
+                                                               float *c, int64_t c_stride,
+                                                               const float *keep)
+{
+    vec sum[4][2];
+    int64_t k;
+    int r, u;
+    for (r = 0; r < R; r++)
+        for (u = 0; u < U; u++)
+            if (keep)
+                sum[r][u] = load(keep + u * FWA_LANES) * load(c + r * c_stride + u * FWA_LANES);
+            else
+                sum[r][u] = splat(0);
+    for (k = 0; k < depth; k++)
+        for (r = 0; r < R; r++)
+            for (u = 0; u < U; u++)
+                sum[r][u] += splat(a.a[r * a.row + k * a.column]) * load(b + k * b_stride + u * FWA_LANES);
+    for (r = 0; r < R; r++)
+        for (u = 0; u < U; u++)
+            store(c + r * c_stride + u * FWA_LANES, sum[r][u]);
+}
+
+static inline __attribute__((always_inline)) void product_columns(int U, int64_t rows, int64_t depth,
+                                                                  operand a, const float *b,
+                                                                  int64_t b_stride, float *c,
+                                                                  int64_t c_stride, const float *keep)
+{
+    for (; rows >= 4; rows -= 4, a.a += 4 * a.row, c += 4 * c_stride)
+        product_tile(4, U, depth, a, b, b_stride, c, c_stride, keep);
+    for (; rows > 0; rows--, a.a += a.row, c += c_stride)
+        product_tile(1, U, depth, a, b, b_stride, c, c_stride, keep);
+}
+
+/* C [rows, width] = A [rows, depth] B [depth, width], plus C times keep [width] where that is given. */
+static void product(int64_t rows, int64_t width, int64_t depth, operand a, const float *b,
+                    int64_t b_stride, float *c, int64_t c_stride, const float *keep)
+{
+    int64_t at = 0;
+    for (; at + 2 * FWA_LANES <= width; at += 2 * FWA_LANES)
+        product_columns(2, rows, depth, a, b + at, b_stride, c + at, c_stride, keep ? keep + at : NULL);
+    for (; at < width; at += FWA_LANES)
+        product_columns(1, rows, depth, a, b + at, b_stride, c + at, c_stride, keep ? keep + at : NULL);
+}
+
+static inline __attribute__((always_inline)) void inner_tile(int R, int Q, int64_t depth, const float *a,
+                                                             int64_t a_stride, const float *b,
+                                                             int64_t b_stride, float *c,
+                                                             int64_t c_stride, bool add)
+{
+    vec sum[2][4];
+    int64_t k;
+    int r, q;
+    for (r = 0; r < R; r++)
+        for (q = 0; q < Q; q++)
+            sum[r][q] = splat(0);
+    for (k = 0; k < depth; k += FWA_LANES)
+        for (r = 0; r < R; r++)
+            for (q = 0; q < Q; q++)
+                sum[r][q] += load(a + r * a_stride + k) * load(b + q * b_stride + k);
+    for (r = 0; r < R; r++)
+        for (q = 0; q < Q; q++) {
+            float *at = c + r * c_stride + q;
+            *at = (add ? *at : 0) + sum_lanes(sum[r][q]);
+        }
+}
+
+static inline __attribute__((always_inline)) void inner_rows(int R, int64_t columns, int64_t depth,
+                                                             const float *a, int64_t a_stride,
+                                                             const float *b, int64_t b_stride, float *c,
+                                                             int64_t c_stride, bool add)
+{
+    for (; columns >= 4; columns -= 4, b += 4 * b_stride, c += 4)
+        inner_tile(R, 4, depth, a, a_stride, b, b_stride, c, c_stride, add);
+    for (; columns > 0; columns--, b += b_stride, c++)
+        inner_tile(R, 1, depth, a, a_stride, b, b_stride, c, c_stride, add);
+}
+
+/* C [rows, columns] = (or +=) A [rows, depth] B [columns, depth]^T; depth is padded. */
+static void inner_products(int64_t rows, int64_t columns, int64_t depth, const float *a,
+                           int64_t a_stride, const float *b, int64_t b_stride, float *c,
+                           int64_t c_stride, bool add)
+{
+    for (; rows >= 2; rows -= 2, a += 2 * a_stride, c += 2 * c_stride)
+        inner_rows(2, columns, depth, a, a_stride, b, b_stride, c, c_stride, add);
+    for (; rows > 0; rows--, a += a_stride, c += c_stride)
+        inner_rows(1, columns, depth, a, a_stride, b, b_stride, c, c_stride, add);
+}
+
+/* The same for rows [0, rows), each only up to and with column `first + row`. */
+static void inner_products_below(int64_t rows, int64_t first, int64_t depth, const float *a,
+                                 int64_t a_stride, const float *b, int64_t b_stride, float *c,
+                                 int64_t c_stride)
+{
+    int64_t row;
+    for (row = 0; row < rows; row += 4) {
+        int64_t some = rows - row < 4 ? rows - row : 4;
+        inner_products(some, first + row + some, depth, a + row * a_stride, a_stride, b, b_stride,
+                       c + row * c_stride, c_stride, false);
+    }
+}

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "compare.h"
+#include "element.h"
+
+#include <math.h>
+#include <string.h>
+
+/*
+ * The bounds.
+ *
+ * They hold against the float64 recurrence on the same inputs, that is, after the inputs were
+ * rounded to the plan's types: what remains is the arithmetic of the backend and the rounding of
+ * its outputs.
+ *
+ * f64: the reference itself against answers that were made independently. The unit roundoff is
+ * 1.1e-16 and sums run over some hundred tokens and up to 256 coordinates: 1e-15 is usual. 1e-9
+ * leaves room for long files, and is far below any mistake in a formula.
+ *
+ * f32: the unit roundoff is 6e-8. A state is a sum over all tokens, whose rounding errors decay as
+ * slowly as its terms do, so errors grow like the root of tokens * D at worst: 2e-5 is 330
+ * roundoffs. Where a tensor is a small difference of large terms (dlambda and dbeta with
+ * normalised steps, where deta, dE and dgamma cancel) the terms, not the tensor, set the error.
+ * A single element may cancel completely; the norm over the whole tensor does not, save where the
+ * exact answer is zero, and then the error is absolute.
+ *
+ * bf16, f16: an element of an output is rounded by at most its 2^-8 and 2^-11 (3.9e-3, 4.9e-4),
+ * half as much on average, and matrix units may round operands of products inside a chunk to the
+ * same type, which adds about as much again: 4e-3 and 1e-3. f16 outputs below 2^-14 or above 65504
+ * are outside this bound; the second kind becomes infinite and is reported.
+ *
+ * The maximum is relative to the largest element. One wrong element among n has a relative norm of
+ * only 1/sqrt(n), so the norm alone would let it pass. Rounding errors are spread like noise: the
+ * largest of a million is about 5 deviations, and errors gather where the terms are large: 8 times.
+ */
+#define MAXIMUM_FACTOR 8.0
+
+static const struct {
+    int32_t dtype;
+    double rms;
+} bounds[] = {
+    {FWA_DTYPE_F64, 1e-9},
+    {FWA_DTYPE_F32, 2e-5},
+    {FWA_DTYPE_BF16, 4e-3},
+    {FWA_DTYPE_F16, 1e-3},
+};
+
+compare_bound compare_bound_for(int32_t dtype)
+{
+    compare_bound bound = {0, 0};
+    for (size_t i = 0; i < sizeof bounds / sizeof *bounds; i++) {
+        if (bounds[i].dtype == dtype) {
+            bound.rms = bounds[i].rms;
+            bound.maximum = bounds[i].rms * MAXIMUM_FACTOR;
+        }
+    }
+    return bound;
+}
+
+compare_bound compare_bound_looser(compare_bound left, compare_bound right)
+{
+    const compare_bound looser = {fmax(left.rms, right.rms), fmax(left.maximum, right.maximum)};
+    return looser;
+}
+
+double compare_ratio(compare_error error, compare_bound bound)
+{
+    const double rms = error.rms == 0 ? 0 : error.rms / bound.rms;
+    const double maximum = error.maximum == 0 ? 0 : error.maximum / bound.maximum;
+    return fmax(rms, maximum);
+}
+
+/* Sums of squares are kept relative to the largest element seen, so that they neither overflow nor
+ * vanish. */
+typedef struct norm {
+    double largest;
+    double sum; /* of (element / largest)^2 */
+} norm;
+
+static void norm_add(norm *total, double element)
+{
+    const double size = fabs(element);
+    if (size == 0)
+        return;
+    if (size > total->largest) {
+        const double shrink = total->largest / size;
+        total->sum = total->sum * shrink * shrink + 1;
+        total->largest = size;
+    } else {
+        total->sum += size / total->largest * (size / total->largest);
+    }
+}
+
+/* a / b of the two norms, in an order that cannot overflow on the way. */
+static double norm_ratio(const norm *a, const norm *b)
+{
+    return a->largest / b->largest * sqrt(a->sum / b->sum);
+}
+
+static int same_not_finite(double got, double want)
+{
+    return (isnan(got) && isnan(want)) || got == want;
+}
+
+typedef double (*element_source)(const void *data, int64_t i);
+
+static double double_at(const void *data, int64_t i)
+{
+    return ((const double *)data)[i];
+}
+
+static double tensor_at(const void *data, int64_t i)
+{
+    const safetensors_tensor *tensor = data;
+    return element_get(tensor->dtype, tensor->data, i);
+}
+
+static compare_error compare(element_source at, const void *got, const void *want, int64_t n)
+{
+    norm difference = {0, 0}, size = {0, 0};
+    compare_error error = {0, 0};
+    for (int64_t i = 0; i < n; i++) {
+        const double g = at(got, i), w = at(want, i);
+        if (isfinite(g) && isfinite(w)) {
+            norm_add(&difference, g - w);
+            norm_add(&size, w);
+        } else if (!same_not_finite(g, w)) {
+            error.rms = error.maximum = INFINITY;
+            return error;
+        }
+    }
+    if (!isfinite(difference.largest)) { /* g - w of two huge numbers */
+        error.rms = error.maximum = INFINITY;
+    } else if (size.largest == 0) {
+        error.rms = n == 0 ? 0 : difference.largest * sqrt(difference.sum / (double)n);
+        error.maximum = difference.largest;
+    } else if (difference.largest > 0) {
+        error.rms = norm_ratio(&difference, &size);
+        error.maximum = difference.largest / size.largest;
+    }
+    return error;
+}
+
+compare_error compare_arrays(const double *got, const double *want, int64_t n)
+{
+    return compare(double_at, got, want, n);
+}
+
+compare_error compare_tensors(const safetensors_tensor *got, const safetensors_tensor *want)
+{
+    const compare_error none = {0, 0}, infinite = {INFINITY, INFINITY};
+    const int64_t n = safetensors_elements(want);
+    if (got->rank != want->rank ||
+        memcmp(got->shape, want->shape, (size_t)want->rank * sizeof *want->shape) != 0)
+        return infinite;
+    if (element_is_float(want->dtype) && element_is_float(got->dtype))
+        return compare(tensor_at, got, want, n);
+    const int equal = got->dtype == want->dtype && memcmp(got->data, want->data, want->size) == 0;
+    return equal ? none : infinite;
+}
