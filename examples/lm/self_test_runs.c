@@ -45,7 +45,8 @@ static void remove_files(const test_files *files)
     rmdir(files->folder);
 }
 
-/* A tiny run with further options; ends with NULL. */
+/* A tiny run with further options, which end with NULL; or one resumed from a checkpoint, which knows
+ * the rest. */
 static int start_run(lm_trainer *trainer, lm_settings *settings, fwa_context *context,
                      const char *const *more, lm_message *message)
 {
@@ -54,7 +55,8 @@ static int start_run(lm_trainer *trainer, lm_settings *settings, fwa_context *co
                                        "20",      "--head-dim", "8",       "--steps", "6"};
     const char *arguments[ARGUMENTS];
     int count = 0;
-    for (size_t i = 0; i < sizeof TINY / sizeof *TINY; i++)
+    const int resumed = *more && strcmp(*more, "--resume") == 0;
+    for (size_t i = 0; i < (resumed ? 1 : sizeof TINY / sizeof *TINY); i++)
         arguments[count++] = TINY[i];
     for (; *more && count < ARGUMENTS - 1; more++)
         arguments[count++] = *more;

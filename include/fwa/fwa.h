@@ -89,10 +89,11 @@ extern "C" {
  *
  * Without cu_seqlens the batch rows are the sequences, N = batch. With it, batch is 1 and sequence n
  * is the tokens cu_seqlens[n] .. cu_seqlens[n + 1] - 1; it starts at 0, never falls and ends at T.
- * An input may have any stride on the outer axes, 0 included (broadcast); its last axis has stride 1
- * or 0. An output has positive, non-overlapping strides and stride 1 on the last axis. An axis of
- * extent 1 may have any stride. D and V run from 1 to 256, the window from 1 to 32. All offsets are
- * 64-bit.
+ * An input may have any stride on the outer axes, 0 included (broadcast); its last axis has stride
+ * 1 or 0. An output has positive, non-overlapping strides and stride 1 on the last axis. A carry's
+ * state may have any stride on its last axis too, so pools that are kept value-major, [N, Hv, V,
+ * D], are passed as a transposed view. An axis of extent 1 may have any stride. D and V run from 1
+ * to 256, the window from 1 to 32. All offsets are 64-bit.
  *
  * Types
  * -----
@@ -125,6 +126,10 @@ extern "C" {
  * Every function that can fail returns an fwa_status; fwa_error_message() then explains it in words
  * with the argument, its value and the limit. After an error nothing was written to any tensor.
  * The library never aborts, never prints and installs no handlers.
+ *
+ * The environment is read when a context is created, and only for two things: FWA_BACKEND_PATH, the
+ * module directory, and FWA_CPU_ISA, which holds the CPU backend to "generic", "avx2" or "avx512"
+ * kernels. Privileged programs ignore both.
  *
  * After fork() a child may go on using its contexts and plans. If the parent had run a call on more
  * than one OpenMP thread, the child's calls run on one thread (OpenMP's pool does not survive a

@@ -33,7 +33,7 @@ static int32_t add(rule_list *list, const char *name, const fwa_tensor *tensor, 
 {
     fwa_tensor_rule *rule = &list->rules[list->count];
     *rule = (fwa_tensor_rule){name, tensor, dtype, rank, {n0, n1, n2, n3, 0}, (flags & REQUIRED) != 0,
-                              (flags & OUTPUT) != 0, -1};
+                              (flags & OUTPUT) != 0, false, -1};
     return list->count++;
 }
 
@@ -67,7 +67,9 @@ static int32_t add_carry(rule_list *list, const char *const names[6], const fwa_
         if (parts[i]->rank > 0)
             rows = parts[i]->shape[0];
     add(list, names[0], parts[0], FWA_DTYPE_I64, flags, 1, rows, 0, 0, 0);
-    add(list, names[1], parts[1], state_dtype, flags, 4, rows, p->heads_value, p->key_dim, p->value_dim);
+    i = add(list, names[1], parts[1], state_dtype, flags, 4, rows, p->heads_value, p->key_dim,
+            p->value_dim);
+    list->rules[i].any_last = true;
     add(list, names[2], parts[2], list->wide, flags, 3, rows, p->heads_key, p->key_dim, 0);
     add(list, names[3], parts[3], list->wide, flags, 4, rows, tail, p->heads_key, p->key_dim);
     add(list, names[4], parts[4], list->wide, flags, 4, rows, tail, p->heads_value, p->value_dim);

@@ -3,22 +3,24 @@
 
 #include "host.h"
 
-/* Copies or zeroes `count` elements of a row, one type on both sides. An input's last stride may be 0. */
+/* Copies or zeroes `count` elements of a row, one type on both sides; last axes of any stride. */
 static void copy_elements(const fwa_tensor *source, int64_t from, const fwa_tensor *target, int64_t to,
                           int64_t count)
 {
     size_t size = fwa_dtype_size(target->dtype);
-    char *at = fwa_element(target, to);
-    int64_t i;
-    if (count <= 0)
+    int64_t step = count > 1 ? target->stride[target->rank - 1] : 1, i;
+    int64_t source_step = source && count > 1 ? source->stride[source->rank - 1] : 1;
+    if (step == 1 && source_step == 1 && source) {
+        memmove(fwa_element(target, to), fwa_element(source, from), (size_t)count * size);
         return;
-    if (!source)
-        memset(at, 0, (size_t)count * size);
-    else if (count > 1 && source->stride[source->rank - 1] == 0)
-        for (i = 0; i < count; i++)
-            memcpy(at + (size_t)i * size, fwa_element(source, from), size);
-    else
-        memmove(at, fwa_element(source, from), (size_t)count * size);
+    }
+    for (i = 0; i < count; i++) {
+        char *at = fwa_element(target, to + i * step);
+        if (source)
+            memmove(at, fwa_element(source, from + i * source_step), size);
+        else
+            memset(at, 0, size);
+    }
 }
 
 /* Copies the innermost rows below index [row, i] of a rank 2 to 4 part. */

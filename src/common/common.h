@@ -65,6 +65,7 @@ typedef struct fwa_tensor_rule {
     int32_t rank;
     int64_t shape[FWA_MAX_RANK];
     bool required, output;
+    bool any_last;   /* the last axis may have any stride: states, which some keep value-major */
     int32_t partner; /* index of the rule of the tensor that this output may be in place with, or -1 */
 } fwa_tensor_rule;
 #define FWA_ANY_INTEGER 64

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Included by host.h once per floating-point type; no include guard. */
 
-/* Reads n elements that start at `offset` into dense reals; a last stride of 0 repeats one. */
+/* Reads n elements that start at `offset` into dense reals; the last axis may have any stride. */
 static inline void FWA_HOST(load)(const fwa_tensor *t, int64_t offset, int64_t n, FWA_REAL *to)
 {
     const char *at = fwa_element(t, offset);
@@ -40,23 +40,23 @@ static inline void FWA_HOST(store)(const fwa_tensor *t, int64_t offset, int64_t 
                                    const FWA_REAL *from)
 {
     char *at = fwa_element(t, offset);
-    int64_t i;
+    int64_t i, step = n > 1 ? t->stride[t->rank - 1] : 1;
     switch (t->dtype) {
     case FWA_DTYPE_F32:
         for (i = 0; i < n; i++)
-            ((float *)(void *)at)[i] = (float)from[i];
+            ((float *)(void *)at)[i * step] = (float)from[i];
         break;
     case FWA_DTYPE_F64:
         for (i = 0; i < n; i++)
-            ((double *)(void *)at)[i] = (double)from[i];
+            ((double *)(void *)at)[i * step] = (double)from[i];
         break;
     case FWA_DTYPE_BF16:
         for (i = 0; i < n; i++)
-            ((uint16_t *)(void *)at)[i] = fwa_bf16_from_float((float)from[i]);
+            ((uint16_t *)(void *)at)[i * step] = fwa_bf16_from_float((float)from[i]);
         break;
     case FWA_DTYPE_F16:
         for (i = 0; i < n; i++)
-            ((uint16_t *)(void *)at)[i] = fwa_f16_from_float((float)from[i]);
+            ((uint16_t *)(void *)at)[i * step] = fwa_f16_from_float((float)from[i]);
         break;
     default: break;
     }

@@ -90,7 +90,7 @@ static fwa_status check_strides(const fwa_tensor_rule *rule)
         if (t->stride[axis] < 0 || (rule->output && t->stride[axis] == 0))
             return fwa_fail(FWA_ERROR_STRIDE, "%s.stride[%d] is %lld; it must be at least %d", rule->name,
                             axis, (long long)t->stride[axis], rule->output ? 1 : 0);
-        if (last && t->stride[axis] > 1)
+        if (last && t->stride[axis] > 1 && !rule->any_last)
             return fwa_fail(FWA_ERROR_STRIDE, "%s.stride[%d] is %lld; the last axis must have 1%s",
                             rule->name, axis, (long long)t->stride[axis], rule->output ? "" : " or 0");
     }

@@ -87,9 +87,8 @@ int conformance_same(const conformance_data *left, const conformance_data *right
 
 typedef struct check {
     const conformance_case *c;
+    const conformance_answer *answer;
     conformance_options options;
-    conformance_data data;
-    conformance_data want; /* the reference's results */
     conformance_result result;
 } check;
 
@@ -102,21 +101,6 @@ static int fail(check *k, const char *format, ...)
     va_end(list);
     k->result.verdict = CONFORMANCE_FAILED;
     return -1;
-}
-
-static int run_reference(check *k, fwa_context *reference)
-{
-    conformance_options options = k->options;
-    conformance_outcome outcome;
-    options.context = reference;
-    options.form = FWA_FORM_RECURRENT;
-    options.dtype = FWA_DTYPE_F64;
-    options.state_dtype = FWA_DTYPE_NONE;
-    options.layout = CONFORMANCE_DENSE;
-    options.saved = options.in_place = 0;
-    return conformance_run(&k->data, &options, &k->want, &outcome)
-               ? fail(k, "the reference: %s", outcome.message)
-               : 0;
 }
 
 /* The name must say what was asked for, so that a test knows what it tests. */
@@ -145,7 +129,7 @@ static int run_once(check *k, int32_t saved, conformance_data *results)
     conformance_outcome outcome;
     conformance_options options = k->options;
     options.saved = saved && options.backward;
-    if (conformance_run(&k->data, &options, results, &outcome)) {
+    if (conformance_run(&k->answer->data, &options, results, &outcome)) {
         fail(k, "%s", outcome.message);
         if (outcome.status == FWA_ERROR_UNSUPPORTED &&
             conformance_declared_gap(fwa_context_backend(options.context), options.form,
@@ -154,7 +138,7 @@ static int run_once(check *k, int32_t saved, conformance_data *results)
         return -1;
     }
     snprintf(k->result.kernel, sizeof k->result.kernel, "%s", outcome.kernel[FWA_PASS_FORWARD]);
-    conformance_judge(results, &k->want, &k->c->problem, &k->result);
+    conformance_judge(results, &k->answer->want, &k->c->problem, &k->result);
     if (check_kernel(k, outcome.kernel[FWA_PASS_FORWARD]) ||
         check_kernel(k, outcome.kernel[FWA_PASS_BACKWARD]))
         return 0;
@@ -182,13 +166,65 @@ static void run_all(check *k)
     conformance_data_free(&first);
 }
 
-conformance_result conformance_check(const conformance_case *c, int32_t form, fwa_context *context,
-                                     fwa_context *reference)
+static int is_written(const conformance_data *data, int64_t slot)
 {
+    for (int64_t n = 0; n < data->extent.sequences; n++)
+        if (data->slot_out[n] == slot && data->slot_in[n] != FWA_SLOT_NONE)
+            return 1;
+    return 0;
+}
+
+/* In place, the slots that no row writes keep what they hold. The reference has not run in place.
+ */
+static void keep_unwritten(const conformance_data *data, conformance_data *want)
+{
+    static const char *const parts[][2] = {
+        {"seen_in", "seen_out"},         {"state_in", "state_out"},
+        {"prev_key_in", "prev_key_out"}, {"tail_key_in", "tail_key_out"},
+        {"norm_in", "norm_out"},         {"tail_value_in", "tail_value_out"},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        const double *from = conformance_get(data, parts[i][0]);
+        double *to = conformance_get(want, parts[i][1]);
+        const int64_t width = from ? conformance_count(data, parts[i][0]) / data->pool : 0;
+        for (int64_t slot = 0; from && to && slot < data->pool; slot++)
+            if (!is_written(data, slot))
+                memcpy(to + slot * width, from + slot * width, (size_t)width * sizeof *to);
+    }
+}
+
+conformance_answer conformance_answer_new(const conformance_case *c, fwa_context *reference)
+{
+    conformance_answer answer;
+    conformance_outcome outcome;
+    memset(&answer, 0, sizeof answer);
+    answer.c = c;
+    answer.data = conformance_case_data(c);
+    const conformance_options options = {.context = reference,
+                                         .form = FWA_FORM_RECURRENT,
+                                         .dtype = FWA_DTYPE_F64,
+                                         .backward = answer.data.commit == NULL};
+    if (conformance_run(&answer.data, &options, &answer.want, &outcome))
+        snprintf(answer.message, sizeof answer.message, "the reference: %.480s", outcome.message);
+    else if (c->in_place && answer.data.pool > 0)
+        keep_unwritten(&answer.data, &answer.want);
+    return answer;
+}
+
+void conformance_answer_free(conformance_answer *answer)
+{
+    conformance_data_free(&answer->data);
+    conformance_data_free(&answer->want);
+}
+
+conformance_result conformance_check(const conformance_answer *answer, int32_t form,
+                                     fwa_context *context)
+{
+    const conformance_case *c = answer->c;
     check k;
     memset(&k, 0, sizeof k);
     k.c = c;
-    k.data = conformance_case_data(c);
+    k.answer = answer;
     k.options.context = context;
     k.options.form = form;
     k.options.dtype = c->problem.dtype;
@@ -196,11 +232,10 @@ conformance_result conformance_check(const conformance_case *c, int32_t form, fw
     k.options.layout = c->layout;
     k.options.in_place = c->in_place;
     k.options.index64 = c->index64;
-    k.options.backward = k.data.commit == NULL;
-    if (run_reference(&k, reference) == 0) {
+    k.options.backward = answer->data.commit == NULL;
+    if (answer->message[0])
+        fail(&k, "%s", answer->message);
+    else
         run_all(&k);
-        conformance_data_free(&k.want);
-    }
-    conformance_data_free(&k.data);
     return k.result;
 }

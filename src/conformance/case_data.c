@@ -14,6 +14,7 @@ typedef struct maker {
     const conformance_case *c;
     conformance_data *data;
     conformance_random random;
+    int32_t gates;     /* which are made */
     double energy;     /* the largest |x|^2 of all keys; 1 where all are zero */
     double least_gate; /* of the kinds that have no gates of their own */
     double forgotten;  /* greatest eta lambda of the same */
@@ -229,8 +230,8 @@ static void set_bounds(maker *m)
                          m->c->kind == CONFORMANCE_CORRELATED_KEYS;
     const int separate = p->objective == FWA_OBJECTIVE_REGRESSION &&
                          p->prediction == FWA_PREDICTION_PREVIOUS;
-    const int decays = (m->c->gates & CONFORMANCE_LOG_GATE) != 0 ||
-                       (p->step == FWA_STEP_DIRECT && (m->c->gates & CONFORMANCE_LAMBDA) != 0);
+    const int decays = (m->gates & CONFORMANCE_LOG_GATE) != 0 ||
+                       (p->step == FWA_STEP_DIRECT && (m->gates & CONFORMANCE_LAMBDA) != 0);
     m->least_gate = undamped && separate ? -0.03 : -0.5;
     m->forgotten = undamped && separate ? 0.05 : 0.3;
     m->most_gain = separate && decays ? (undamped ? 1.9 : 1) : 1.999;
@@ -372,7 +373,7 @@ conformance_data conformance_case_data(const conformance_case *c)
     const int64_t n = sequence_count(c);
     conformance_data data = conformance_data_new(
         &c->problem, c->sequences == CONFORMANCE_BATCH ? n : 1, c->tokens, n);
-    maker m = {c, &data, conformance_random_seed(c->seed), 0, 0, 0, 0};
+    maker m = {c, &data, conformance_random_seed(c->seed), 0, 0, 0, 0, 0};
     make_lengths(&m);
     make_slots(&m);
     make_queries(&m);
@@ -382,13 +383,13 @@ conformance_data conformance_case_data(const conformance_case *c)
     make_carry(&m);
     if (m.energy == 0)
         m.energy = 1;
+    m.gates = needed_gates(&m);
     set_bounds(&m);
-    const int32_t gates = needed_gates(&m);
-    if (gates & CONFORMANCE_BETA)
+    if (m.gates & CONFORMANCE_BETA)
         make_beta(&m);
-    if (gates & CONFORMANCE_LAMBDA)
+    if (m.gates & CONFORMANCE_LAMBDA)
         make_lambda(&m);
-    if (gates & CONFORMANCE_LOG_GATE)
+    if (m.gates & CONFORMANCE_LOG_GATE)
         make_log_gates(&m);
     if (c->layout == CONFORMANCE_BROADCAST) {
         make_constant(&m, "beta");

@@ -96,10 +96,20 @@ typedef struct conformance_result {
     char message[CONFORMANCE_TEXT + 128]; /* why it failed, or was refused; "" where it passed */
 } conformance_result;
 
-/* Runs one case in one form on a context: forward and backward with and without a saved buffer,
- * twice; holds every output and gradient to the float64 reference on the same inputs. */
-conformance_result conformance_check(const conformance_case *c, int32_t form, fwa_context *context,
-                                     fwa_context *reference);
+/* A case's tensors and what the float64 reference makes of them. */
+typedef struct conformance_answer {
+    const conformance_case *c;
+    conformance_data data, want;
+    char message[CONFORMANCE_TEXT]; /* "" unless the reference failed */
+} conformance_answer;
+
+conformance_answer conformance_answer_new(const conformance_case *c, fwa_context *reference);
+void conformance_answer_free(conformance_answer *answer);
+
+/* Runs the case in one form on a context: forward and backward, with a saved buffer, the same
+ * again, and without; holds every output and gradient to the answer. */
+conformance_result conformance_check(const conformance_answer *answer, int32_t form,
+                                     fwa_context *context);
 
 /* 1 where the backend says that it does not do this. */
 int conformance_declared_gap(const char *backend, int32_t form, int32_t dtype);

@@ -144,7 +144,7 @@ static int64_t lay_out(const problem_tensor *row, int32_t layout, fwa_tensor *t)
 {
     int32_t order[FWA_MAX_RANK] = {0, 1, 2, 3, 4};
     int64_t step = 1, taken = 1;
-    if (layout == CONFORMANCE_HEADS_OUTER && row->axes[0] == 'B' && row->axes[1] == 'T')
+    if (layout == CONFORMANCE_HEADS_OUTER && t->rank > 3 && row->axes[1] == 'T')
         order[1] = 2, order[2] = 1;
     for (int32_t i = t->rank - 1; i >= 0; i--) {
         const int32_t axis = order[i];

@@ -36,11 +36,19 @@ static void processor_name(char *name, size_t size)
 static fwa_status open_device(int32_t index, void **device, char *name, size_t name_size,
                               fwa_message *message)
 {
-    char processor[128];
-    (void)index, (void)message;
+    const char *isa = secure_getenv("FWA_CPU_ISA"); /* for tests: a lower level than the machine's best */
+    const fwa_cpu_kernels *kernels = fwa_cpu_kernels_select(isa && *isa ? isa : NULL);
+    char processor[128], list[64];
+    (void)index;
+    if (!kernels) {
+        fwa_cpu_kernels_list(list, sizeof list);
+        snprintf(message->text, sizeof message->text,
+                 "FWA_CPU_ISA is \"%.32s\"; this machine and build have %s", isa, list);
+        return FWA_ERROR_UNSUPPORTED;
+    }
     processor_name(processor, sizeof processor);
-    snprintf(name, name_size, "%s, %s", processor, fwa_cpu_kernels_select()->isa);
-    *device = NULL;
+    snprintf(name, name_size, "%s, %s", processor, kernels->isa);
+    *device = (void *)(uintptr_t)kernels;
     return FWA_OK;
 }
 
@@ -75,13 +83,12 @@ static fwa_status make_plan(void *device, const fwa_problem *problem, int32_t la
     fwa_cpu_plan *plan = calloc(1, sizeof *plan);
     char length[24] = "";
     int pass;
-    (void)device;
     if (!plan) {
         snprintf(message->text, sizeof message->text, "no memory for a plan");
         return FWA_ERROR_MEMORY;
     }
     plan->problem = *problem;
-    plan->kernels = fwa_cpu_kernels_select();
+    plan->kernels = device;
     plan->lanes = lanes;
     plan->form = problem->form == FWA_FORM_AUTO ? FWA_FORM_CHUNKED : problem->form;
     plan->chunk = plan->form == FWA_FORM_CHUNKED ? plan->kernels->chunk : plan->form == FWA_FORM_RECURRENT;

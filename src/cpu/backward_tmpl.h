@@ -404,7 +404,9 @@ static void store_early(const unit_work *w, const fwa_backward_args *args,
     for (d = 0; d < w->p->key_dim; d++) {
         const float *row = c->state_grad + d * c->stride;
         if (fwa_present(&grad->state))
-            fwa_store_f32(&grad->state, fwa_at3(&grad->state, w->s->index, w->u.head, d) + w->u.column,
+            fwa_store_f32(&grad->state,
+                          fwa_at3(&grad->state, w->s->index, w->u.head, d) +
+                              w->u.column * grad->state.stride[3],
                           w->u.columns, row);
         norm[d] = w->p->normalizer ? row[w->u.columns] : 0;
     }

@@ -99,8 +99,10 @@ typedef struct fwa_cpu_kernels {
                      int64_t unit, fwa_cpu_chunk *chunk, const fwa_cpu_partials *partials);
 } fwa_cpu_kernels;
 
-/* The best kernels that this machine can run. */
-const fwa_cpu_kernels *fwa_cpu_kernels_select(void);
+/* The kernels of that ISA, or (NULL) the best that this machine can run. NULL where it cannot. */
+const fwa_cpu_kernels *fwa_cpu_kernels_select(const char *isa);
+/* The ISAs that this machine can run, as text. */
+void fwa_cpu_kernels_list(char *text, size_t size);
 
 /* Lays out one lane's scratch at `base` (NULL: only counts) and returns its size, SIZE_MAX on
  * overflow. `tokens` bounds the length of a sequence. */

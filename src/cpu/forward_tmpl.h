@@ -30,7 +30,9 @@ static void store_state(const unit_work *w, const fwa_carry *out, const float *s
     for (d = 0; slot >= 0 && d < w->p->key_dim; d++) {
         const float *row = state + d * w->c->stride;
         if (fwa_present(&out->state))
-            fwa_store_f32(&out->state, fwa_at3(&out->state, slot, w->u.head, d) + w->u.column,
+            fwa_store_f32(&out->state,
+                          fwa_at3(&out->state, slot, w->u.head, d) +
+                              w->u.column * out->state.stride[3],
                           w->u.columns, row);
         if (fwa_present(&out->norm) && w->u.column == 0)
             fwa_store_f32(&out->norm, fwa_at2(&out->norm, slot, w->u.head) + d, 1, row + w->u.columns);
@@ -44,7 +46,7 @@ static void copy_state(const unit_work *w, const fwa_carry *out)
     if (w->s->slot_out < 0)
         return;
     if (fwa_present(&to)) {
-        to.data = fwa_element(&to, w->u.column);
+        to.data = fwa_element(&to, w->u.column * to.stride[3]);
         to.shape[3] = w->u.columns;
         if (fwa_present(&from))
             from.data = fwa_element(&from, w->u.column * from.stride[3]);

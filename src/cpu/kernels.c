@@ -3,6 +3,8 @@
 
 #include "kernels.h"
 
+#include <stdio.h>
+
 #ifdef FWA_CPU_X86
 bool fwa_cpu_has_avx2(void)
 {
@@ -28,10 +30,22 @@ static const fwa_cpu_kernels *const tables[] = {
     &fwa_cpu_kernels_generic,
 };
 
-const fwa_cpu_kernels *fwa_cpu_kernels_select(void)
+const fwa_cpu_kernels *fwa_cpu_kernels_select(const char *isa)
 {
-    size_t i = 0;
-    while (!tables[i]->available())
-        i++;
-    return tables[i];
+    const size_t count = sizeof tables / sizeof tables[0];
+    size_t i;
+    for (i = 0; i < count; i++)
+        if (isa ? strcmp(tables[i]->isa, isa) == 0 : tables[i]->available())
+            return tables[i]->available() ? tables[i] : NULL;
+    return NULL;
+}
+
+void fwa_cpu_kernels_list(char *text, size_t size)
+{
+    const size_t count = sizeof tables / sizeof tables[0];
+    size_t i, used = 0;
+    text[0] = '\0';
+    for (i = count; i-- > 0 && used < size;)
+        if (tables[i]->available())
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "", tables[i]->isa);
 }
