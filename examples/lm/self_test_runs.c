@@ -45,8 +45,8 @@ static void remove_files(const test_files *files)
     rmdir(files->folder);
 }
 
-/* A tiny run with further options, which end with NULL; or one resumed from a checkpoint, which knows
- * the rest. */
+/* A tiny run with further options, which end with NULL; or one resumed from a checkpoint, which
+ * knows the rest. */
 static int start_run(lm_trainer *trainer, lm_settings *settings, fwa_context *context,
                      const char *const *more, lm_message *message)
 {

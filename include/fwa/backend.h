@@ -36,13 +36,13 @@ typedef struct fwa_message {
     char text[480];
 } fwa_message;
 
-/* Runs task(data, lane) once for every lane in [0, lanes), possibly at once, and returns when all are
- * done. A lane never waits for another, so lanes may also run one after another. */
+/* Runs task(data, lane) once for every lane in [0, lanes), possibly at once, and returns when all
+ * are done. A lane never waits for another, so lanes may also run one after another. */
 typedef struct fwa_executor fwa_executor;
 struct fwa_executor {
     int32_t lanes;
-    int32_t team; /* 1: a caller's team: every member makes the same call and runs its own lane with its
-                     own data, so lanes share nothing but the call's tensors and workspace */
+    int32_t team; /* 1: a caller's team: every member makes the same call and runs its own lane with
+                     its own data, so lanes share nothing but the call's tensors and workspace */
     void (*run)(const fwa_executor *self, void (*task)(void *data, int64_t lane), void *data);
 };
 
@@ -54,21 +54,22 @@ typedef struct fwa_extent {
 /* One step of the order in which sequences must run where slots cross (see fwa_call). */
 typedef struct fwa_order_step {
     int32_t sequence; /* run this one */
-    int32_t keep;     /* >= 0: before it runs, copy the input row of that sequence aside; -1: nothing */
-    int32_t kept;     /* 1: read the copy kept aside instead of the pool */
+    int32_t keep; /* >= 0: before it runs, copy the input row of that sequence aside; -1: nothing */
+    int32_t kept; /* 1: read the copy kept aside instead of the pool */
 } fwa_order_step;
 
 /* One validated call. */
 typedef struct fwa_call {
     const fwa_executor *executor;
     fwa_extent extent;
-    void *workspace; /* aligned to 64, of the backend's own workspace_size or more; NULL where that is 0 */
+    void *workspace; /* aligned to 64, of the backend's own workspace_size or more; NULL where that
+                        is 0 */
     /* Host-readable slots only. Rows may read slots that others write: where that happens (a row
      * reads a slot that an other row writes), `order` lists all rows so that running them one after
      * another, each reading its carry before it writes, gives every row the pool as it was. NULL:
      * any order will do. */
     const fwa_order_step *order;
-    const fwa_forward_args *forward;   /* exactly one of the two is set */
+    const fwa_forward_args *forward; /* exactly one of the two is set */
     const fwa_backward_args *backward;
 } fwa_call;
 
@@ -77,19 +78,24 @@ typedef struct fwa_backend {
     uint32_t struct_size;
     const char *name; /* lower-case letters, digits and underscores */
     const char *description;
-    int32_t host_memory; /* 1: the host may read the tensors; the front end then checks their data */
+    int32_t
+        host_memory; /* 1: the host may read the tensors; the front end then checks their data */
 
     int32_t (*device_count)(void);
     /* Opens a device; *device is handed to all that follows. `name` gets a line of words. */
-    fwa_status (*open)(int32_t index, void **device, char *name, size_t name_size, fwa_message *message);
+    fwa_status (*open)(int32_t index, void **device, char *name, size_t name_size,
+                       fwa_message *message);
     void (*close)(void *device);
 
     fwa_status (*allocate)(void *device, size_t size, void **memory, fwa_message *message);
     void (*release)(void *device, void *memory);
-    fwa_status (*write)(void *device, void *to, const void *host, size_t size, fwa_message *message);
-    fwa_status (*read)(void *device, void *host, const void *from, size_t size, fwa_message *message);
+    fwa_status (*write)(void *device, void *to, const void *host, size_t size,
+                        fwa_message *message);
+    fwa_status (*read)(void *device, void *host, const void *from, size_t size,
+                       fwa_message *message);
 
-    /* 0: cannot run this problem (say why in message); greater is better. Must agree with plan(). */
+    /* 0: cannot run this problem (say why in message); greater is better. Must agree with plan().
+     */
     int32_t (*score)(void *device, const fwa_problem *problem, fwa_message *message);
     fwa_status (*plan)(void *device, const fwa_problem *problem, int32_t lanes, void **plan,
                        fwa_message *message);

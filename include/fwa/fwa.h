@@ -16,9 +16,9 @@ extern "C" {
  *
  * A fast-weight layer keeps, per sequence and head, a D x V matrix S (the state) and rewrites it at
  * every token from a key and a value; a query reads it. This library computes such layers: the
- * Falcon rules of "Fast Weight Attention for Continual Learning" (arXiv 2608.27763), and, as presets
- * of the same kernels, DeltaNet, Gated DeltaNet, Mamba-2's SSD, RetNet, lightning attention and
- * linear attention. It runs forward, backward and token-by-token decoding.
+ * Falcon rules of "Fast Weight Attention for Continual Learning" (arXiv 2608.27763), and, as
+ * presets of the same kernels, DeltaNet, Gated DeltaNet, Mamba-2's SSD, RetNet, lightning attention
+ * and linear attention. It runs forward, backward and token-by-token decoding.
  *
  * What is computed
  * ----------------
@@ -56,21 +56,15 @@ extern "C" {
  *     int main(void)
  *     {
  *         enum { T = 4, D = 2, V = 2 };
- *         float q[T * D] = {1,0, 0,1, 1,0, 0,1}, v[T * V] = {1,2, 3,4, 5,6, 7,8}, beta[T] = {1,1,1,1};
- *         float o[T * V];
- *         fwa_context *context;
- *         fwa_plan *plan;
- *         fwa_problem problem = FWA_PROBLEM_INIT;
- *         fwa_forward_args args = FWA_FORWARD_ARGS_INIT;
- *         fwa_problem_preset(&problem, "falcon1");
- *         problem.key_dim = D, problem.value_dim = V;
- *         if (fwa_context_create(NULL, &context) || fwa_plan_create(context, &problem, &plan))
- *             return fprintf(stderr, "%s\n", fwa_error_message()), 1;
- *         args.q = args.k = fwa_tensor_contiguous(q, FWA_DTYPE_F32, 4, 1, T, 1, D);
- *         args.v = fwa_tensor_contiguous(v, FWA_DTYPE_F32, 4, 1, T, 1, V);
- *         args.o = fwa_tensor_contiguous(o, FWA_DTYPE_F32, 4, 1, T, 1, V);
- *         args.beta = fwa_tensor_contiguous(beta, FWA_DTYPE_F32, 3, 1, T, 1);
- *         fwa_plan_workspace_size(plan, FWA_PASS_FORWARD, 1, T, 1, &args.workspace_size);
+ *         float q[T * D] = {1,0, 0,1, 1,0, 0,1}, v[T * V] = {1,2, 3,4, 5,6, 7,8}, beta[T] =
+ * {1,1,1,1}; float o[T * V]; fwa_context *context; fwa_plan *plan; fwa_problem problem =
+ * FWA_PROBLEM_INIT; fwa_forward_args args = FWA_FORWARD_ARGS_INIT; fwa_problem_preset(&problem,
+ * "falcon1"); problem.key_dim = D, problem.value_dim = V; if (fwa_context_create(NULL, &context) ||
+ * fwa_plan_create(context, &problem, &plan)) return fprintf(stderr, "%s\n", fwa_error_message()),
+ * 1; args.q = args.k = fwa_tensor_contiguous(q, FWA_DTYPE_F32, 4, 1, T, 1, D); args.v =
+ * fwa_tensor_contiguous(v, FWA_DTYPE_F32, 4, 1, T, 1, V); args.o = fwa_tensor_contiguous(o,
+ * FWA_DTYPE_F32, 4, 1, T, 1, V); args.beta = fwa_tensor_contiguous(beta, FWA_DTYPE_F32, 3, 1, T,
+ * 1); fwa_plan_workspace_size(plan, FWA_PASS_FORWARD, 1, T, 1, &args.workspace_size);
  *         args.workspace = malloc(args.workspace_size);
  *         if (fwa_forward(plan, &args))
  *             return fprintf(stderr, "%s\n", fwa_error_message()), 1;
@@ -87,41 +81,43 @@ extern "C" {
  *     lambda, log_gate [batch, T, Hv]
  *     cu_seqlens      [N + 1]               int32 or int64: packed sequences of different lengths
  *
- * Without cu_seqlens the batch rows are the sequences, N = batch. With it, batch is 1 and sequence n
- * is the tokens cu_seqlens[n] .. cu_seqlens[n + 1] - 1; it starts at 0, never falls and ends at T.
- * An input may have any stride on the outer axes, 0 included (broadcast); its last axis has stride
- * 1 or 0. An output has positive, non-overlapping strides and stride 1 on the last axis. A carry's
- * state may have any stride on its last axis too, so pools that are kept value-major, [N, Hv, V,
- * D], are passed as a transposed view. An axis of extent 1 may have any stride. D and V run from 1
- * to 256, the window from 1 to 32. All offsets are 64-bit.
+ * Without cu_seqlens the batch rows are the sequences, N = batch. With it, batch is 1 and sequence
+ * n is the tokens cu_seqlens[n] .. cu_seqlens[n + 1] - 1; it starts at 0, never falls and ends at
+ * T. An input may have any stride on the outer axes, 0 included (broadcast); its last axis has
+ * stride 1 or 0. An output has positive, non-overlapping strides and stride 1 on the last axis. A
+ * carry's state may have any stride on its last axis too, so pools that are kept value-major, [N,
+ * Hv, V, D], are passed as a transposed view. An axis of extent 1 may have any stride. D and V run
+ * from 1 to 256, the window from 1 to 32. All offsets are 64-bit.
  *
  * Types
  * -----
  * q, k, v, o and their gradients have problem.dtype: F32, BF16 or F16 (arithmetic in float32), on
- * the reference backend F64 too. beta, lambda, log_gate, their gradients and all parts of a carry are
- * F32 (F64 where dtype is F64); the state alone may be stored as BF16 or F16 (problem.state_dtype).
+ * the reference backend F64 too. beta, lambda, log_gate, their gradients and all parts of a carry
+ * are F32 (F64 where dtype is F64); the state alone may be stored as BF16 or F16
+ * (problem.state_dtype).
  *
  * Values
  * ------
  * beta >= 0, lambda >= 0, log_gate <= 0 are preconditions. A backend whose memory the host can read
- * checks them and refuses (FWA_ERROR_VALUE). A log_gate below -104, -infinity included, acts as -104:
- * "forget everything". Non-finite q, k, v, beta, lambda or states are no error; they spread only
- * where the formulas spread them, never to another head or sequence.
+ * checks them and refuses (FWA_ERROR_VALUE). A log_gate below -104, -infinity included, acts as
+ * -104: "forget everything". Non-finite q, k, v, beta, lambda or states are no error; they spread
+ * only where the formulas spread them, never to another head or sequence.
  *
  * Continuation
  * ------------
  * fwa_carry holds all that a sequence needs to go on: pass carry_out of one call as carry_in of the
  * next, and any split of a sequence, down to single tokens, gives the same outputs to rounding.
- * Decoding is nothing else: fwa_forward with T = 1 on a pool of carries, in place. Pools are addressed
- * by slot_in and slot_out; commit writes the carry of an earlier token (speculative decoding).
+ * Decoding is nothing else: fwa_forward with T = 1 on a pool of carries, in place. Pools are
+ * addressed by slot_in and slot_out; commit writes the carry of an earlier token (speculative
+ * decoding).
  *
  * Memory, threads, errors
  * -----------------------
- * After plan creation nothing allocates, locks, prints, reads the environment or waits for a device.
- * The caller owns the workspace; its contents mean nothing between calls, and two calls that run at
- * once need two of them. Contexts and plans are immutable: any number of threads may use one at once.
- * Results do not depend on the number of threads, on the batch a sequence is in, or on what ran
- * before, bit for bit.
+ * After plan creation nothing allocates, locks, prints, reads the environment or waits for a
+ * device. The caller owns the workspace; its contents mean nothing between calls, and two calls
+ * that run at once need two of them. Contexts and plans are immutable: any number of threads may
+ * use one at once. Results do not depend on the number of threads, on the batch a sequence is in,
+ * or on what ran before, bit for bit.
  *
  * Every function that can fail returns an fwa_status; fwa_error_message() then explains it in words
  * with the argument, its value and the limit. After an error nothing was written to any tensor.
@@ -160,28 +156,28 @@ FWA_API const char *fwa_version_string(void);
 /* The numbers are part of the ABI and never change. */
 typedef enum fwa_status {
     FWA_OK = 0,
-    FWA_ERROR_NULL = 1,          /* a required pointer or tensor is missing */
-    FWA_ERROR_STRUCT_SIZE = 2,   /* struct_size is wrong, or an unknown field is not zero */
-    FWA_ERROR_VALUE = 3,         /* an enum, a knob or a datum is out of its range */
-    FWA_ERROR_SHAPE = 4,         /* a rank or extent is wrong, negative or too large */
-    FWA_ERROR_STRIDE = 5,        /* a stride is not allowed for this tensor */
-    FWA_ERROR_DTYPE = 6,         /* a tensor's type is not the one the plan wants */
-    FWA_ERROR_ALIGNMENT = 7,     /* a pointer is not aligned to its element or buffer alignment */
-    FWA_ERROR_OVERLAP = 8,       /* an output shares memory with another tensor */
-    FWA_ERROR_WORKSPACE = 9,     /* workspace or saved is smaller than asked for */
-    FWA_ERROR_SEQUENCE = 10,     /* cu_seqlens, seen, slots or commit are inconsistent */
-    FWA_ERROR_UNSUPPORTED = 11,  /* valid, but this backend or version does not do it */
-    FWA_ERROR_MEMORY = 12,       /* the system has no memory left */
-    FWA_ERROR_NO_BACKEND = 13,   /* no such backend, or its module cannot be loaded */
-    FWA_ERROR_ABI = 14,          /* the backend module speaks another ABI version */
-    FWA_ERROR_DEVICE = 15,       /* the device reported a fault */
-    FWA_ERROR_INTERNAL = 16      /* a defect of the library: please report it */
+    FWA_ERROR_NULL = 1,         /* a required pointer or tensor is missing */
+    FWA_ERROR_STRUCT_SIZE = 2,  /* struct_size is wrong, or an unknown field is not zero */
+    FWA_ERROR_VALUE = 3,        /* an enum, a knob or a datum is out of its range */
+    FWA_ERROR_SHAPE = 4,        /* a rank or extent is wrong, negative or too large */
+    FWA_ERROR_STRIDE = 5,       /* a stride is not allowed for this tensor */
+    FWA_ERROR_DTYPE = 6,        /* a tensor's type is not the one the plan wants */
+    FWA_ERROR_ALIGNMENT = 7,    /* a pointer is not aligned to its element or buffer alignment */
+    FWA_ERROR_OVERLAP = 8,      /* an output shares memory with another tensor */
+    FWA_ERROR_WORKSPACE = 9,    /* workspace or saved is smaller than asked for */
+    FWA_ERROR_SEQUENCE = 10,    /* cu_seqlens, seen, slots or commit are inconsistent */
+    FWA_ERROR_UNSUPPORTED = 11, /* valid, but this backend or version does not do it */
+    FWA_ERROR_MEMORY = 12,      /* the system has no memory left */
+    FWA_ERROR_NO_BACKEND = 13,  /* no such backend, or its module cannot be loaded */
+    FWA_ERROR_ABI = 14,         /* the backend module speaks another ABI version */
+    FWA_ERROR_DEVICE = 15,      /* the device reported a fault */
+    FWA_ERROR_INTERNAL = 16     /* a defect of the library: please report it */
 } fwa_status;
 
 /* "FWA_ERROR_SHAPE" and so on; static; "FWA_STATUS_UNKNOWN" for other numbers. */
 FWA_API const char *fwa_status_name(fwa_status status);
-/* What went wrong in this thread's last call that failed; "" if none has. The text stays valid until
- * the next call that fails in the same thread. */
+/* What went wrong in this thread's last call that failed; "" if none has. The text stays valid
+ * until the next call that fails in the same thread. */
 FWA_API const char *fwa_error_message(void);
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
@@ -199,7 +195,8 @@ typedef enum fwa_dtype {
 #define FWA_MAX_RANK 5
 
 /* A strided view of the caller's memory, where the context's device can reach it. Strides count
- * elements. A tensor that is all zero ({0}) is absent. This struct has no struct_size: it is fixed. */
+ * elements. A tensor that is all zero ({0}) is absent. This struct has no struct_size: it is fixed.
+ */
 typedef struct fwa_tensor {
     void *data; /* aligned to the element size; may be NULL if an extent is 0 */
     int32_t dtype;
@@ -210,9 +207,9 @@ typedef struct fwa_tensor {
 
 /* A dense row-major tensor of `rank` extents (1 to 5), each an int or int64_t:
  *     fwa_tensor_contiguous(data, FWA_DTYPE_F32, 4, batch, tokens, heads, dim) */
-#define fwa_tensor_contiguous(data, dtype, rank, ...) \
+#define fwa_tensor_contiguous(data, dtype, rank, ...)                                              \
     fwa_tensor_dense((data), (dtype), (rank), FWA_EXTENTS_(__VA_ARGS__, 0, 0, 0, 0, 0))
-#define FWA_EXTENTS_(a, b, c, d, e, ...) \
+#define FWA_EXTENTS_(a, b, c, d, e, ...)                                                           \
     (int64_t)(a), (int64_t)(b), (int64_t)(c), (int64_t)(d), (int64_t)(e)
 
 static inline fwa_tensor fwa_tensor_dense(void *data, int32_t dtype, int32_t rank, int64_t n0,
@@ -238,29 +235,33 @@ FWA_API size_t fwa_dtype_size(int32_t dtype);
 /* "f32", "bf16", "f16", "f64", "i32", "i64", "none"; static. */
 FWA_API const char *fwa_dtype_name(int32_t dtype);
 
-/* ---- Contexts: a backend, a device, threads ---------------------------------------------------- */
+/* ---- Contexts: a backend, a device, threads ----------------------------------------------------
+ */
 
 typedef struct fwa_context fwa_context;
 
 /* Runs task(task_data, i) for every i in [0, count), in any order, on any threads, and returns when
  * all are done. Must run every index exactly once; running them one after another is fine. */
-typedef void (*fwa_parallel_for)(void *user, int64_t count, void (*task)(void *task_data, int64_t i),
-                                 void *task_data);
+typedef void (*fwa_parallel_for)(void *user, int64_t count,
+                                 void (*task)(void *task_data, int64_t i), void *task_data);
 
 typedef struct fwa_context_options {
     size_t struct_size;
-    const char *backend;  /* "cpu" (NULL means this), "reference", or a module: "cuda", "hip" */
-    int32_t device;       /* index of the backend's device, default 0 */
-    int32_t threads;      /* most threads a call uses, 1 to 4096; 0: what OpenMP, the affinity mask and
-                             a control group's quota allow when the context is created */
+    const char *backend; /* "cpu" (NULL means this), "reference", or a module: "cuda", "hip" */
+    int32_t device;      /* index of the backend's device, default 0 */
+    int32_t threads; /* most threads a call uses, 1 to 4096; 0: what OpenMP, the affinity mask and
+                        a control group's quota allow when the context is created */
     fwa_parallel_for parallel_for; /* NULL: OpenMP. Else calls run `threads` tasks through this */
     void *parallel_for_user;       /* handed to parallel_for */
 } fwa_context_options;
-#define FWA_CONTEXT_OPTIONS_INIT {sizeof(fwa_context_options), NULL, 0, 0, NULL, NULL}
+#define FWA_CONTEXT_OPTIONS_INIT                                                                   \
+    {                                                                                              \
+        sizeof(fwa_context_options), NULL, 0, 0, NULL, NULL                                        \
+    }
 
-/* Makes a context; options may be NULL (the CPU, all threads). Backends are never chosen by what the
- * machine has, since the pointers of all calls must lie in the backend's memory. May load a module.
- * Errors: NULL, STRUCT_SIZE, VALUE, NO_BACKEND, ABI, DEVICE, MEMORY. Thread-safe. */
+/* Makes a context; options may be NULL (the CPU, all threads). Backends are never chosen by what
+ * the machine has, since the pointers of all calls must lie in the backend's memory. May load a
+ * module. Errors: NULL, STRUCT_SIZE, VALUE, NO_BACKEND, ABI, DEVICE, MEMORY. Thread-safe. */
 FWA_API fwa_status fwa_context_create(const fwa_context_options *options, fwa_context **context);
 /* Frees it; NULL is fine. Plans made from it must be gone. */
 FWA_API void fwa_context_destroy(fwa_context *context);
@@ -275,10 +276,13 @@ FWA_API int32_t fwa_context_threads(const fwa_context *context);
  * fine. Device backends' copies wait for the device. */
 FWA_API fwa_status fwa_memory_allocate(fwa_context *context, size_t size, void **memory);
 FWA_API void fwa_memory_free(fwa_context *context, void *memory);
-FWA_API fwa_status fwa_memory_write(fwa_context *context, void *device, const void *host, size_t size);
-FWA_API fwa_status fwa_memory_read(fwa_context *context, void *host, const void *device, size_t size);
+FWA_API fwa_status fwa_memory_write(fwa_context *context, void *device, const void *host,
+                                    size_t size);
+FWA_API fwa_status fwa_memory_read(fwa_context *context, void *host, const void *device,
+                                   size_t size);
 
-/* ---- Backends ---------------------------------------------------------------------------------- */
+/* ---- Backends ----------------------------------------------------------------------------------
+ */
 
 typedef struct fwa_backend_info {
     size_t struct_size;
@@ -289,7 +293,10 @@ typedef struct fwa_backend_info {
     int32_t available;     /* 1 where a context can be made */
     int32_t device_count;
 } fwa_backend_info;
-#define FWA_BACKEND_INFO_INIT {sizeof(fwa_backend_info), "", "", "", "", 0, 0}
+#define FWA_BACKEND_INFO_INIT                                                                      \
+    {                                                                                              \
+        sizeof(fwa_backend_info), "", "", "", "", 0, 0                                             \
+    }
 
 /* How many backends are known: built in, in the module directory, or looked for in vain. */
 FWA_API int32_t fwa_backend_count(void);
@@ -297,7 +304,8 @@ FWA_API int32_t fwa_backend_count(void);
  * NULL, STRUCT_SIZE, VALUE. Thread-safe. */
 FWA_API fwa_status fwa_backend_get(int32_t index, fwa_backend_info *info);
 
-/* ---- Problems ---------------------------------------------------------------------------------- */
+/* ---- Problems ----------------------------------------------------------------------------------
+ */
 
 typedef enum fwa_objective {
     FWA_OBJECTIVE_REGRESSION = 0,   /* write the residual v - S^T x (section 4; falcon1, 2, 3) */
@@ -326,8 +334,8 @@ typedef enum fwa_step {
 } fwa_step;
 
 typedef enum fwa_ridge {
-    FWA_RIDGE_ACTUAL = 0,           /* lambda as given */
-    FWA_RIDGE_SCALE_COUPLED = 1,    /* lambda = given * E; no gradient flows through that E */
+    FWA_RIDGE_ACTUAL = 0,            /* lambda as given */
+    FWA_RIDGE_SCALE_COUPLED = 1,     /* lambda = given * E; no gradient flows through that E */
     FWA_RIDGE_SCALE_COUPLED_LIVE = 2 /* the same, and the gradient flows */
 } fwa_ridge;
 
@@ -359,9 +367,9 @@ typedef enum fwa_form {
 typedef struct fwa_problem {
     size_t struct_size;
     /* The rule. */
-    int32_t objective; /* fwa_objective */
-    int32_t dynamics;  /* fwa_dynamics */
-    int32_t window;    /* B, pairs that each step uses, 1 to 32; > 1 needs PER_HEAD. Default 1 */
+    int32_t objective;  /* fwa_objective */
+    int32_t dynamics;   /* fwa_dynamics */
+    int32_t window;     /* B, pairs that each step uses, 1 to 32; > 1 needs PER_HEAD. Default 1 */
     int32_t alignment;  /* fwa_alignment */
     int32_t read;       /* fwa_read */
     int32_t step;       /* fwa_step */
@@ -373,7 +381,7 @@ typedef struct fwa_problem {
     /* 1: divide the output by z^T q + eps_attn, z_t = gamma z_{t-1} + eta * mean of the window's x
      * (C.1). Inner product, per head only. Unsafe with features of both signs (C.2): use phi. */
     int32_t normalizer;
-    int32_t form; /* fwa_form */
+    int32_t form;       /* fwa_form */
     double eps;         /* in the step size's denominator, >= 0; default 1e-6 */
     double decay_floor; /* least 1 - eta lambda (4.20), in (0, 1]; default 1e-6 */
     double scale;       /* of the output, any finite; default 1 */
@@ -390,9 +398,11 @@ typedef struct fwa_problem {
     int32_t state_dtype; /* of the carry's state: NONE (default) is F32, F64 where dtype is F64;
                             BF16 and F16 halve a pool and round the state at every call */
 } fwa_problem;
-#define FWA_PROBLEM_INIT                                                                            \
-    {sizeof(fwa_problem), 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1e-6, 1e-6, 1.0, 1e-6, 0.0, 0, 1, 0, \
-     0, 0, FWA_DTYPE_F32, FWA_DTYPE_NONE}
+#define FWA_PROBLEM_INIT                                                                           \
+    {                                                                                              \
+        sizeof(fwa_problem), 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1e-6, 1e-6, 1.0, 1e-6, 0.0, 0, 1, \
+            0, 0, 0, FWA_DTYPE_F32, FWA_DTYPE_NONE                                                 \
+    }
 
 typedef struct fwa_preset {
     const char *name;   /* "gated_deltanet" */
@@ -402,13 +412,15 @@ typedef struct fwa_preset {
 
 /* Rows of the preset table: falcon1, falcon2, falcon3 (window 4), falcon1a, falcon2a, falcon3a
  * (window 4), the paper's recipes falcon1a.1, falcon1a.2, falcon1a.3, falcon3a.3, and deltanet,
- * gated_deltanet, linear_attention, retnet, lightning_attention, mamba2. NULL past the end. Static. */
+ * gated_deltanet, linear_attention, retnet, lightning_attention, mamba2. NULL past the end. Static.
+ */
 FWA_API const fwa_preset *fwa_preset_get(int32_t index);
 /* Sets the rule, knob and feature fields of an initialised problem; sizes, types, form, eps,
  * decay_floor, scale and norm_eps stay. Errors: NULL, STRUCT_SIZE, VALUE (no such name). */
 FWA_API fwa_status fwa_problem_preset(fwa_problem *problem, const char *name);
 
-/* ---- Plans ------------------------------------------------------------------------------------- */
+/* ---- Plans -------------------------------------------------------------------------------------
+ */
 
 typedef struct fwa_plan fwa_plan;
 
@@ -416,7 +428,8 @@ typedef enum fwa_pass { FWA_PASS_FORWARD = 0, FWA_PASS_BACKWARD = 1 } fwa_pass;
 
 /* Validates the problem and fixes how this context runs it. Errors: NULL, STRUCT_SIZE, VALUE, SHAPE
  * (sizes), DTYPE, UNSUPPORTED, MEMORY. Thread-safe. */
-FWA_API fwa_status fwa_plan_create(fwa_context *context, const fwa_problem *problem, fwa_plan **plan);
+FWA_API fwa_status fwa_plan_create(fwa_context *context, const fwa_problem *problem,
+                                   fwa_plan **plan);
 /* Frees it; NULL is fine. No call may be running on it. */
 FWA_API void fwa_plan_destroy(fwa_plan *plan);
 /* What will run: "cpu/avx2/chunked/16/regression/head/window1/f32"; lives as long as the plan. */
@@ -434,16 +447,20 @@ FWA_API fwa_status fwa_plan_saved_size(const fwa_plan *plan, int64_t batch, int6
 /* workspace and saved must be aligned to this: what malloc gives. */
 #define FWA_BUFFER_ALIGNMENT 16
 
-/* ---- Carries ----------------------------------------------------------------------------------- */
+/* ---- Carries -----------------------------------------------------------------------------------
+ */
 
-/* What a sequence needs to go on (C.5, C.7). N is the number of sequences, or of slots of a pool. */
+/* What a sequence needs to go on (C.5, C.7). N is the number of sequences, or of slots of a pool.
+ */
 typedef struct fwa_carry {
-    fwa_tensor seen;       /* int64 [N]: tokens consumed so far; 0, or absent, is a fresh sequence */
-    fwa_tensor state;      /* state_dtype [N, Hv, D, V]: S. Read even where seen is 0; absent: zeros */
-    fwa_tensor prev_key;   /* [N, Hk, D], next_latent: the raw last key. Read where seen > 0 */
-    fwa_tensor tail_key;   /* [N, B-1, Hk, D], window B > 1: raw write keys of the last pairs, newest */
-    fwa_tensor tail_value; /* [N, B-1, Hv, V]  last. Slots never filled are ignored, and written as 0 */
-    fwa_tensor norm;       /* [N, Hv, D], normalizer: z. Read even where seen is 0; absent: zeros */
+    fwa_tensor seen;  /* int64 [N]: tokens consumed so far; 0, or absent, is a fresh sequence */
+    fwa_tensor state; /* state_dtype [N, Hv, D, V]: S. Read even where seen is 0; absent: zeros */
+    fwa_tensor prev_key; /* [N, Hk, D], next_latent: the raw last key. Read where seen > 0 */
+    fwa_tensor
+        tail_key; /* [N, B-1, Hk, D], window B > 1: raw write keys of the last pairs, newest */
+    fwa_tensor
+        tail_value;  /* [N, B-1, Hv, V]  last. Slots never filled are ignored, and written as 0 */
+    fwa_tensor norm; /* [N, Hv, D], normalizer: z. Read even where seen is 0; absent: zeros */
 } fwa_carry;
 
 /* A caller's team: every member calls the same function with the same arguments but its own
@@ -455,10 +472,12 @@ typedef struct fwa_team {
     void *user;
 } fwa_team;
 
-#define FWA_SLOT_NONE (-1)  /* in either array: a padded row: nothing is read, its outputs are zeros,
-                               no carry is written */
-#define FWA_SLOT_FRESH (-2) /* slot_in: start from zeros, whatever the pool holds;
-                               slot_out: write no carry */
+#define FWA_SLOT_NONE                                                                              \
+    (-1) /* in either array: a padded row: nothing is read, its outputs are zeros,                 \
+            no carry is written */
+#define FWA_SLOT_FRESH                                                                             \
+    (-2) /* slot_in: start from zeros, whatever the pool holds;                                    \
+            slot_out: write no carry */
 
 typedef struct fwa_forward_args {
     size_t struct_size;
@@ -470,15 +489,15 @@ typedef struct fwa_forward_args {
     fwa_carry carry_in;    /* parts may be absent: fresh sequences */
     fwa_carry carry_out;   /* parts may be absent: not wanted. A part may be the same memory as
                               carry_in's (in place); no other output may overlap anything */
-    fwa_tensor slot_in;    /* int32 [N], absent: row n. Rows of carry_in's pool; -1, -2: see above */
-    fwa_tensor slot_out;   /* int32 [N], absent: as slot_in where that is given, else row n */
-    fwa_tensor commit;     /* int32 [N], 0 .. length: the carry written is the one after so many tokens
-                              of this call; 0 hands carry_in over bit for bit. Absent: all */
-    fwa_tensor o;          /* output */
-    fwa_tensor mask;       /* optional output of FWA_FORM_MASKED without cu_seqlens, F32 (F64):
-                              [batch, Hv, T, T], per channel [batch, Hv, V, T, T]: the weight with
-                              which pair j stands in the state that token t reads, decay and step
-                              sizes together (for regression with a window: residuals held fixed) */
+    fwa_tensor slot_in;  /* int32 [N], absent: row n. Rows of carry_in's pool; -1, -2: see above */
+    fwa_tensor slot_out; /* int32 [N], absent: as slot_in where that is given, else row n */
+    fwa_tensor commit; /* int32 [N], 0 .. length: the carry written is the one after so many tokens
+                          of this call; 0 hands carry_in over bit for bit. Absent: all */
+    fwa_tensor o;      /* output */
+    fwa_tensor mask;   /* optional output of FWA_FORM_MASKED without cu_seqlens, F32 (F64):
+                          [batch, Hv, T, T], per channel [batch, Hv, V, T, T]: the weight with
+                          which pair j stands in the state that token t reads, decay and step
+                          sizes together (for regression with a window: residuals held fixed) */
     void *workspace;
     size_t workspace_size;
     void *saved; /* optional, for fwa_backward */
@@ -495,10 +514,11 @@ static inline fwa_forward_args fwa_forward_args_init(void)
     return args;
 }
 
-/* o = rule(q, k, v, ...) and the carry after it. Errors: all of the argument errors above, WORKSPACE,
- * SEQUENCE, UNSUPPORTED, DEVICE; nothing was written then. Zero sizes (batch, T or N = 0) are fine.
- * Two rows of slot_out must not name one slot; a slot may be read by any number of rows, one that
- * another row writes included: all rows see the pool as it was before the call. Thread-safe. */
+/* o = rule(q, k, v, ...) and the carry after it. Errors: all of the argument errors above,
+ * WORKSPACE, SEQUENCE, UNSUPPORTED, DEVICE; nothing was written then. Zero sizes (batch, T or N =
+ * 0) are fine. Two rows of slot_out must not name one slot; a slot may be read by any number of
+ * rows, one that another row writes included: all rows see the pool as it was before the call.
+ * Thread-safe. */
 FWA_API fwa_status fwa_forward(const fwa_plan *plan, const fwa_forward_args *args);
 
 typedef struct fwa_backward_args {
@@ -512,7 +532,7 @@ typedef struct fwa_backward_args {
                                  seen); absent parts are zeros */
     fwa_tensor q_grad, k_grad, v_grad, beta_grad, lambda_grad, log_gate_grad; /* outputs, each
                                  optional, shaped as the input; per-channel beta_grad has V */
-    fwa_carry carry_in_grad;  /* outputs, each optional (without seen); state has F32 (F64) */
+    fwa_carry carry_in_grad; /* outputs, each optional (without seen); state has F32 (F64) */
     void *workspace;
     size_t workspace_size;
     const void *saved; /* what the forward of the same arguments wrote, or NULL */

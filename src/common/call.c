@@ -28,18 +28,25 @@ typedef struct {
 
 enum { OPTIONAL = 0, REQUIRED = 1, OUTPUT = 2 };
 
-static int32_t add(rule_list *list, const char *name, const fwa_tensor *tensor, int32_t dtype, int flags,
-                   int32_t rank, int64_t n0, int64_t n1, int64_t n2, int64_t n3)
+static int32_t add(rule_list *list, const char *name, const fwa_tensor *tensor, int32_t dtype,
+                   int flags, int32_t rank, int64_t n0, int64_t n1, int64_t n2, int64_t n3)
 {
     fwa_tensor_rule *rule = &list->rules[list->count];
-    *rule = (fwa_tensor_rule){name, tensor, dtype, rank, {n0, n1, n2, n3, 0}, (flags & REQUIRED) != 0,
-                              (flags & OUTPUT) != 0, false, -1};
+    *rule = (fwa_tensor_rule){name,
+                              tensor,
+                              dtype,
+                              rank,
+                              {n0, n1, n2, n3, 0},
+                              (flags & REQUIRED) != 0,
+                              (flags & OUTPUT) != 0,
+                              false,
+                              -1};
     return list->count++;
 }
 
 /* q, k, v, beta, lambda, log_gate, or their gradients. */
-static void add_tokens(rule_list *list, const char *const names[6], const fwa_tensor *const tensors[6],
-                       int flags, int gate_flags)
+static void add_tokens(rule_list *list, const char *const names[6],
+                       const fwa_tensor *const tensors[6], int flags, int gate_flags)
 {
     const fwa_problem *p = list->problem;
     const int64_t b = list->extent.batch, t = list->extent.tokens;
@@ -53,8 +60,8 @@ static void add_tokens(rule_list *list, const char *const names[6], const fwa_te
     add(list, names[5], tensors[5], list->wide, gate_flags, 3, b, t, p->heads_value, 0);
 }
 
-/* The parts of a carry with `rows` rows (-1: as many as the first given part has). Returns the index of
- * the first rule. names: seen, state, prev_key, tail_key, tail_value, norm. */
+/* The parts of a carry with `rows` rows (-1: as many as the first given part has). Returns the
+ * index of the first rule. names: seen, state, prev_key, tail_key, tail_value, norm. */
 static int32_t add_carry(rule_list *list, const char *const names[6], const fwa_carry *carry,
                          int32_t state_dtype, int flags, int64_t rows)
 {
@@ -110,15 +117,18 @@ static fwa_status find_extent(rule_list *list, const fwa_tensor *q, const fwa_te
     e->tokens = q->shape[1];
     if (e->batch < 0 || e->tokens < 0 || e->batch > FWA_AXIS_LIMIT || e->tokens > FWA_AXIS_LIMIT ||
         (e->tokens && e->batch > FWA_AXIS_LIMIT / e->tokens))
-        return fwa_fail(FWA_ERROR_SHAPE, "q.shape is [%lld, %lld, ..]; extents and their product run from 0 to %lld",
+        return fwa_fail(FWA_ERROR_SHAPE,
+                        "q.shape is [%lld, %lld, ..]; extents and their product run from 0 to %lld",
                         (long long)e->batch, (long long)e->tokens, (long long)FWA_AXIS_LIMIT);
     if (cu_seqlens->rank) {
         if (e->batch != 1)
             return fwa_fail(FWA_ERROR_SHAPE, "q.shape[0] is %lld; with cu_seqlens it must be 1",
                             (long long)e->batch);
         if (cu_seqlens->rank != 1 || cu_seqlens->shape[0] < 1)
-            return fwa_fail(FWA_ERROR_SHAPE, "cu_seqlens has rank %d and %lld elements; it must have rank 1 and N + 1",
-                            (int)cu_seqlens->rank, (long long)cu_seqlens->shape[0]);
+            return fwa_fail(
+                FWA_ERROR_SHAPE,
+                "cu_seqlens has rank %d and %lld elements; it must have rank 1 and N + 1",
+                (int)cu_seqlens->rank, (long long)cu_seqlens->shape[0]);
         e->sequences = cu_seqlens->shape[0] - 1;
     }
     if (e->sequences > INT32_MAX)
@@ -130,7 +140,10 @@ static fwa_status find_extent(rule_list *list, const fwa_tensor *q, const fwa_te
 static const char *const token_names[] = {"q", "k", "v", "beta", "lambda", "log_gate"};
 static const char *const token_grad_names[] = {"q_grad",    "k_grad",      "v_grad",
                                                "beta_grad", "lambda_grad", "log_gate_grad"};
-#define CARRY_NAMES(x) {x ".seen", x ".state", x ".prev_key", x ".tail_key", x ".tail_value", x ".norm"}
+#define CARRY_NAMES(x)                                                                             \
+    {                                                                                              \
+        x ".seen", x ".state", x ".prev_key", x ".tail_key", x ".tail_value", x ".norm"            \
+    }
 static const char *const carry_in_names[] = CARRY_NAMES("carry_in");
 static const char *const carry_out_names[] = CARRY_NAMES("carry_out");
 static const char *const carry_in_grad_names[] = CARRY_NAMES("carry_in_grad");
@@ -147,7 +160,8 @@ static fwa_status check_forward_tensors(rule_list *list, const fwa_forward_args 
     int32_t in, out, mask, i;
     fwa_status status;
     add_tokens(list, token_names, tokens, REQUIRED, OPTIONAL);
-    add(list, "cu_seqlens", &a->cu_seqlens, FWA_ANY_INTEGER, OPTIONAL, 1, e->sequences + 1, 0, 0, 0);
+    add(list, "cu_seqlens", &a->cu_seqlens, FWA_ANY_INTEGER, OPTIONAL, 1, e->sequences + 1, 0, 0,
+        0);
     add(list, "slot_in", &a->slot_in, FWA_DTYPE_I32, OPTIONAL, 1, e->sequences, 0, 0, 0);
     add(list, "slot_out", &a->slot_out, FWA_DTYPE_I32, OPTIONAL, 1, e->sequences, 0, 0, 0);
     add(list, "commit", &a->commit, FWA_DTYPE_I32, OPTIONAL, 1, e->sequences, 0, 0, 0);
@@ -181,12 +195,14 @@ static fwa_status check_backward_tensors(rule_list *list, const fwa_backward_arg
     int32_t parts[3], i;
     fwa_status status;
     if (a->commit.rank || a->commit.data)
-        return fwa_fail(FWA_ERROR_VALUE, "commit is given; it is for inference, the backward refuses it");
+        return fwa_fail(FWA_ERROR_VALUE,
+                        "commit is given; it is for inference, the backward refuses it");
     if (a->carry_out_grad.seen.rank || a->carry_in_grad.seen.rank)
         return fwa_fail(FWA_ERROR_VALUE, "%s.seen is given; seen has no gradient",
                         a->carry_out_grad.seen.rank ? "carry_out_grad" : "carry_in_grad");
     add_tokens(list, token_names, tokens, REQUIRED, OPTIONAL);
-    add(list, "cu_seqlens", &a->cu_seqlens, FWA_ANY_INTEGER, OPTIONAL, 1, e->sequences + 1, 0, 0, 0);
+    add(list, "cu_seqlens", &a->cu_seqlens, FWA_ANY_INTEGER, OPTIONAL, 1, e->sequences + 1, 0, 0,
+        0);
     add(list, "slot_in", &a->slot_in, FWA_DTYPE_I32, OPTIONAL, 1, e->sequences, 0, 0, 0);
     parts[0] = add_carry(list, carry_in_names, &a->carry_in, p->state_dtype, OPTIONAL,
                          a->slot_in.rank ? -1 : e->sequences);
@@ -195,7 +211,8 @@ static fwa_status check_backward_tensors(rule_list *list, const fwa_backward_arg
     parts[1] = add_carry(list, carry_out_grad_names, &a->carry_out_grad, list->wide, OPTIONAL,
                          e->sequences);
     add_tokens(list, token_grad_names, grads, OUTPUT, OUTPUT);
-    parts[2] = add_carry(list, carry_in_grad_names, &a->carry_in_grad, list->wide, OUTPUT, e->sequences);
+    parts[2] = add_carry(list, carry_in_grad_names, &a->carry_in_grad, list->wide, OUTPUT,
+                         e->sequences);
     for (i = 0; i < 3; i++)
         if ((status = check_parts(list, parts[i])) != FWA_OK)
             return status;
@@ -207,8 +224,9 @@ static fwa_status check_buffer(const char *name, const void *data, size_t size, 
 {
     if (size < needed)
         return fwa_fail(FWA_ERROR_WORKSPACE,
-                        "%s_size is %zu; %lld x %lld tokens in %lld sequences need %zu bytes", name, size,
-                        (long long)e->batch, (long long)e->tokens, (long long)e->sequences, needed);
+                        "%s_size is %zu; %lld x %lld tokens in %lld sequences need %zu bytes", name,
+                        size, (long long)e->batch, (long long)e->tokens, (long long)e->sequences,
+                        needed);
     if (needed && !data)
         return fwa_fail(FWA_ERROR_NULL, "%s is NULL; it needs %zu bytes", name, needed);
     if ((uintptr_t)data % FWA_BUFFER_ALIGNMENT)
@@ -223,7 +241,8 @@ static fwa_status check_buffers(const fwa_plan *plan, fwa_pass pass, const fwa_e
     const fwa_buffer *w = &buffers[0], *s = &buffers[1];
     size_t needed;
     fwa_status status = fwa_total_workspace(plan, pass, e, &needed);
-    if (status != FWA_OK || (status = check_buffer("workspace", w->data, w->size, needed, e)) != FWA_OK)
+    if (status != FWA_OK ||
+        (status = check_buffer("workspace", w->data, w->size, needed, e)) != FWA_OK)
         return status;
     if (!s->data)
         return FWA_OK;
@@ -231,8 +250,8 @@ static fwa_status check_buffers(const fwa_plan *plan, fwa_pass pass, const fwa_e
     if ((status = check_buffer("saved", s->data, s->size, needed, e)) != FWA_OK)
         return status;
     if ((uintptr_t)w->data < fwa_buffer_end(s) && (uintptr_t)s->data < fwa_buffer_end(w))
-        return fwa_fail(FWA_ERROR_OVERLAP, "saved at %p shares memory with workspace at %p", s->data,
-                        w->data);
+        return fwa_fail(FWA_ERROR_OVERLAP, "saved at %p shares memory with workspace at %p",
+                        s->data, w->data);
     return FWA_OK;
 }
 
@@ -241,7 +260,8 @@ static fwa_status check_team(const fwa_plan *plan, const fwa_team *team)
     if (!team)
         return FWA_OK;
     if (!plan->backend->host_memory)
-        return fwa_fail(FWA_ERROR_UNSUPPORTED, "team is given; backend %s does not run on the caller's threads",
+        return fwa_fail(FWA_ERROR_UNSUPPORTED,
+                        "team is given; backend %s does not run on the caller's threads",
                         plan->backend->name);
     if (team->size < 1 || team->member < 0 || team->member >= team->size)
         return fwa_fail(FWA_ERROR_VALUE, "team->member is %d of %d; it runs from 0 to size - 1",
@@ -252,7 +272,8 @@ static fwa_status check_team(const fwa_plan *plan, const fwa_team *team)
 }
 
 /* Checks what the tensors hold. A team's first member does it for all: the scratch is one. */
-static fwa_status check_data(const fwa_plan *plan, fwa_call *call, const fwa_team *team, char *front)
+static fwa_status check_data(const fwa_plan *plan, fwa_call *call, const fwa_team *team,
+                             char *front)
 {
     verdict *shared = (verdict *)(void *)front;
     char *scratch = front + (sizeof *shared + 63) / 64 * 64;
@@ -299,9 +320,10 @@ static fwa_status run(const fwa_plan *plan, fwa_pass pass, fwa_call *call, const
         return status;
     call->executor = &executor.base;
     call->workspace = (void *)(front + fwa_front_size(call->extent.sequences));
-    status = (pass == FWA_PASS_FORWARD ? plan->backend->forward : plan->backend->backward)(
-        plan->plan, call, &message);
-    return status == FWA_OK ? FWA_OK : fwa_fail(status, "backend %s: %s", plan->backend->name, message.text);
+    status = (pass == FWA_PASS_FORWARD ? plan->backend->forward
+                                       : plan->backend->backward)(plan->plan, call, &message);
+    return status == FWA_OK ? FWA_OK
+                            : fwa_fail(status, "backend %s: %s", plan->backend->name, message.text);
 }
 
 fwa_status fwa_forward(const fwa_plan *plan, const fwa_forward_args *args)

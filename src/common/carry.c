@@ -4,8 +4,8 @@
 #include "host.h"
 
 /* Copies or zeroes `count` elements of a row, one type on both sides; last axes of any stride. */
-static void copy_elements(const fwa_tensor *source, int64_t from, const fwa_tensor *target, int64_t to,
-                          int64_t count)
+static void copy_elements(const fwa_tensor *source, int64_t from, const fwa_tensor *target,
+                          int64_t to, int64_t count)
 {
     size_t size = fwa_dtype_size(target->dtype);
     int64_t step = count > 1 ? target->stride[target->rank - 1] : 1, i;
@@ -45,9 +45,10 @@ void fwa_carry_copy(const fwa_tensor *source, int64_t from, const fwa_tensor *ta
         copy_block(given, given ? fwa_at2(given, from, i) : 0, target, fwa_at2(target, to, i));
 }
 
-/* Row `from` of an input tensor [.., heads, n] to a carry part, converting the type; exact, since the
- * part is at least as wide. */
-static void convert_heads(const fwa_tensor *source, int64_t from, const fwa_tensor *target, int64_t to)
+/* Row `from` of an input tensor [.., heads, n] to a carry part, converting the type; exact, since
+ * the part is at least as wide. */
+static void convert_heads(const fwa_tensor *source, int64_t from, const fwa_tensor *target,
+                          int64_t to)
 {
     double row[256];
     int64_t n = target->shape[target->rank - 1], heads = target->shape[target->rank - 2], h;
@@ -57,8 +58,8 @@ static void convert_heads(const fwa_tensor *source, int64_t from, const fwa_tens
     }
 }
 
-/* Tail slot i of B - 1: the write key and the value of the pair that is `age` = B - 1 - i tokens before
- * the last committed one. Pairs older than the call come from the tail handed in. */
+/* Tail slot i of B - 1: the write key and the value of the pair that is `age` = B - 1 - i tokens
+ * before the last committed one. Pairs older than the call come from the tail handed in. */
 static void write_tail_slot(const fwa_problem *p, const fwa_forward_args *a, const fwa_carry *in,
                             const fwa_sequence *s, int64_t i)
 {
@@ -71,8 +72,7 @@ static void write_tail_slot(const fwa_problem *p, const fwa_forward_args *a, con
         if (empty)
             copy_block(NULL, 0, key, to);
         else if (token < 0)
-            copy_block(&in->tail_key, fwa_at2(&in->tail_key, s->slot_in, i + s->commit),
-                       key, to);
+            copy_block(&in->tail_key, fwa_at2(&in->tail_key, s->slot_in, i + s->commit), key, to);
         else if (key_token < 0)
             convert_heads(&in->prev_key, s->slot_in * in->prev_key.stride[0], key, to);
         else
@@ -83,8 +83,8 @@ static void write_tail_slot(const fwa_problem *p, const fwa_forward_args *a, con
         if (empty)
             copy_block(NULL, 0, value, to);
         else if (token < 0)
-            copy_block(&in->tail_value,
-                       fwa_at2(&in->tail_value, s->slot_in, i + s->commit), value, to);
+            copy_block(&in->tail_value, fwa_at2(&in->tail_value, s->slot_in, i + s->commit), value,
+                       to);
         else
             convert_heads(&a->v, fwa_at2(&a->v, s->row, s->first + token), value, to);
     }
@@ -113,7 +113,8 @@ void fwa_carry_write(const fwa_problem *p, const fwa_forward_args *a, const fwa_
     if (s->commit == 0) {
         copy_carry(in, out, s);
     } else {
-        /* Oldest first, and the tail before prev_key: in place, no slot is read after it is written. */
+        /* Oldest first, and the tail before prev_key: in place, no slot is read after it is
+         * written. */
         for (i = 0; i < p->window - 1; i++)
             write_tail_slot(p, a, in, s, i);
         if (fwa_present(&out->prev_key))

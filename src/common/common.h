@@ -65,8 +65,9 @@ typedef struct fwa_tensor_rule {
     int32_t rank;
     int64_t shape[FWA_MAX_RANK];
     bool required, output;
-    bool any_last;   /* the last axis may have any stride: states, which some keep value-major */
-    int32_t partner; /* index of the rule of the tensor that this output may be in place with, or -1 */
+    bool any_last; /* the last axis may have any stride: states, which some keep value-major */
+    int32_t
+        partner; /* index of the rule of the tensor that this output may be in place with, or -1 */
 } fwa_tensor_rule;
 #define FWA_ANY_INTEGER 64
 
@@ -84,13 +85,13 @@ static inline uintptr_t fwa_buffer_end(const fwa_buffer *buffer)
     return buffer->size > UINTPTR_MAX - at ? UINTPTR_MAX : at + buffer->size;
 }
 
-/* Checks ranks, shapes, strides, types, pointers and overlaps of `count` tensors, and that none touches
- * a buffer. */
+/* Checks ranks, shapes, strides, types, pointers and overlaps of `count` tensors, and that none
+ * touches a buffer. */
 fwa_status fwa_check_tensors(const fwa_tensor_rule *rules, int32_t count, const fwa_buffer *buffers,
                              int32_t buffer_count);
 
-/* Checks cu_seqlens, slots, seen, commit, and the signs of beta, lambda and log_gate, in host memory;
- * finds the order that crossing slots need (NULL: none). `scratch` is for that. */
+/* Checks cu_seqlens, slots, seen, commit, and the signs of beta, lambda and log_gate, in host
+ * memory; finds the order that crossing slots need (NULL: none). `scratch` is for that. */
 fwa_status fwa_check_sequences(const fwa_problem *problem, const fwa_call *call, void *scratch,
                                const fwa_order_step **order);
 size_t fwa_sequences_scratch(int64_t sequences);

@@ -18,8 +18,8 @@ static fwa_status open_device(fwa_context *context, int32_t device)
     fwa_status status;
     int32_t count = context->backend->device_count();
     if (device < 0 || device >= count)
-        return fwa_fail(FWA_ERROR_VALUE, "options->device is %d; backend %s has %d devices", (int)device,
-                        context->backend->name, (int)count);
+        return fwa_fail(FWA_ERROR_VALUE, "options->device is %d; backend %s has %d devices",
+                        (int)device, context->backend->name, (int)count);
     status = context->backend->open(device, &context->device, context->device_name,
                                     sizeof context->device_name, &message);
     return status == FWA_OK ? FWA_OK : backend_failed(context, status, &message);
@@ -104,7 +104,10 @@ fwa_status fwa_memory_write(fwa_context *context, void *device, const void *host
     fwa_message message = {""};
     fwa_status status;
     if (!context || (size && (!device || !host)))
-        return fwa_fail(FWA_ERROR_NULL, "%s is NULL", !context ? "context" : device ? "host" : "device");
+        return fwa_fail(FWA_ERROR_NULL, "%s is NULL",
+                        !context ? "context"
+                        : device ? "host"
+                                 : "device");
     if (!size)
         return FWA_OK;
     status = context->backend->write(context->device, device, host, size, &message);
@@ -116,7 +119,10 @@ fwa_status fwa_memory_read(fwa_context *context, void *host, const void *device,
     fwa_message message = {""};
     fwa_status status;
     if (!context || (size && (!device || !host)))
-        return fwa_fail(FWA_ERROR_NULL, "%s is NULL", !context ? "context" : device ? "host" : "device");
+        return fwa_fail(FWA_ERROR_NULL, "%s is NULL",
+                        !context ? "context"
+                        : device ? "host"
+                                 : "device");
     if (!size)
         return FWA_OK;
     status = context->backend->read(context->device, host, device, size, &message);

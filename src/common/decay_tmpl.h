@@ -31,8 +31,9 @@ FWA_DEVICE FWA_REAL FWA_DECAY(clip_gate)(FWA_REAL log_gate)
 
 /* 1 - eta lambda. With normalised steps the subtraction would cancel, so it is
  * (E + eps + lambda (1 - beta)) / (E + eps + lambda). */
-FWA_DEVICE FWA_REAL FWA_DECAY(retention)(const FWA_DECAY(knobs) * knobs, FWA_REAL beta, FWA_REAL eta,
-                                         FWA_REAL lambda, FWA_REAL statistic, FWA_REAL denominator)
+FWA_DEVICE FWA_REAL FWA_DECAY(retention)(const FWA_DECAY(knobs) * knobs, FWA_REAL beta,
+                                         FWA_REAL eta, FWA_REAL lambda, FWA_REAL statistic,
+                                         FWA_REAL denominator)
 {
     if (!knobs->normalized)
         return 1 - eta * lambda;
@@ -41,25 +42,28 @@ FWA_DEVICE FWA_REAL FWA_DECAY(retention)(const FWA_DECAY(knobs) * knobs, FWA_REA
     return (statistic + knobs->eps + lambda * (1 - beta)) / denominator;
 }
 
-FWA_DEVICE FWA_DECAY(step_t) FWA_DECAY(step)(const FWA_DECAY(knobs) * knobs, FWA_REAL beta,
-                                             FWA_REAL lambda_input, FWA_REAL log_gate,
-                                             FWA_REAL statistic)
+FWA_DEVICE FWA_DECAY(step_t)
+    FWA_DECAY(step)(const FWA_DECAY(knobs) * knobs, FWA_REAL beta, FWA_REAL lambda_input,
+                    FWA_REAL log_gate, FWA_REAL statistic)
 {
     FWA_DECAY(step_t) step;
     FWA_REAL retention;
     step.lambda = knobs->coupled ? lambda_input * statistic : lambda_input;
     step.denominator = knobs->normalized ? statistic + step.lambda + knobs->eps : 1;
     step.eta = step.denominator != 0 ? beta / step.denominator : 0;
-    retention = FWA_DECAY(retention)(knobs, beta, step.eta, step.lambda, statistic, step.denominator);
+    retention = FWA_DECAY(retention)(knobs, beta, step.eta, step.lambda, statistic,
+                                     step.denominator);
     step.clamped = retention <= knobs->floor;
     step.gate = FWA_DECAY_EXP(FWA_DECAY(clip_gate)(log_gate));
     step.gamma = (step.clamped ? knobs->floor : retention) * step.gate;
     return step;
 }
 
-/* log gamma of the same step: log(floor) + log_gate where clamped, else log1p(-eta lambda) + log_gate. */
-FWA_DEVICE FWA_REAL FWA_DECAY(log_gamma)(const FWA_DECAY(knobs) * knobs, const FWA_DECAY(step_t) * step,
-                                         FWA_REAL beta, FWA_REAL statistic, FWA_REAL log_gate)
+/* log gamma of the same step: log(floor) + log_gate where clamped, else log1p(-eta lambda) +
+ * log_gate. */
+FWA_DEVICE FWA_REAL FWA_DECAY(log_gamma)(const FWA_DECAY(knobs) * knobs,
+                                         const FWA_DECAY(step_t) * step, FWA_REAL beta,
+                                         FWA_REAL statistic, FWA_REAL log_gate)
 {
     FWA_REAL forgotten = step->eta * step->lambda;
     FWA_REAL gate = FWA_DECAY(clip_gate)(log_gate);
@@ -74,24 +78,26 @@ FWA_DEVICE FWA_REAL FWA_DECAY(log_gamma)(const FWA_DECAY(knobs) * knobs, const F
 
 /* From the gradients of eta and gamma to those of the inputs. dgamma is never obtained from
  * d log gamma: at gamma = 1e-6 that loses a tenth of it in float32. */
-FWA_DEVICE FWA_DECAY(gradient) FWA_DECAY(step_backward)(const FWA_DECAY(knobs) * knobs,
-                                                        const FWA_DECAY(step_t) * step,
-                                                        FWA_REAL lambda_input, FWA_REAL statistic,
-                                                        FWA_REAL eta_grad, FWA_REAL gamma_grad)
+FWA_DEVICE FWA_DECAY(gradient)
+    FWA_DECAY(step_backward)(const FWA_DECAY(knobs) * knobs, const FWA_DECAY(step_t) * step,
+                             FWA_REAL lambda_input, FWA_REAL statistic, FWA_REAL eta_grad,
+                             FWA_REAL gamma_grad)
 {
     FWA_DECAY(gradient) grad;
     FWA_REAL forgotten_grad = step->clamped ? 0 : -step->gate * gamma_grad;
     FWA_REAL lambda_grad = step->eta * forgotten_grad;
-    eta_grad += step->lambda * forgotten_grad;
+    FWA_REAL step_grad = eta_grad + step->lambda * forgotten_grad;
     grad.log_gate = step->gamma * gamma_grad;
-    grad.beta = eta_grad;
+    grad.beta = step_grad;
     grad.statistic = 0;
     if (knobs->normalized) {
         FWA_REAL inverse = step->denominator != 0 ? 1 / step->denominator : 0;
-        FWA_REAL denominator_grad = -step->eta * eta_grad * inverse;
-        grad.beta = eta_grad * inverse;
-        grad.statistic = denominator_grad;
-        lambda_grad = step->denominator != 0 ? lambda_grad + denominator_grad : 0;
+        grad.beta = step_grad * inverse;
+        grad.statistic = -step->eta * step_grad * inverse;
+        /* lambda_grad + grad.statistic; the difference of the two lambda terms, which are almost
+         * equal where lambda is large, is E + eps. */
+        lambda_grad = step->eta * inverse *
+                      (forgotten_grad * (statistic + knobs->eps) - eta_grad);
     }
     if (knobs->coupled) {
         if (knobs->live)

@@ -2,8 +2,8 @@
 #ifndef FWA_COMMON_HALF_H
 #define FWA_COMMON_HALF_H
 
-/* bfloat16 and IEEE binary16 <-> float, in integer arithmetic: no ISA and no libgcc needed. Rounding
- * is to nearest even; NaN stays NaN. */
+/* bfloat16 and IEEE binary16 <-> float, in integer arithmetic: no ISA and no libgcc needed.
+ * Rounding is to nearest even; NaN stays NaN. */
 
 #include <stdint.h>
 #include <string.h>

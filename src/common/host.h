@@ -55,9 +55,11 @@ typedef struct fwa_inputs {
 
 static inline fwa_inputs fwa_call_inputs(const fwa_call *call)
 {
-#define FWA_INPUTS(a, out) \
-    {&(a)->q, &(a)->k, &(a)->v, &(a)->beta, &(a)->lambda, &(a)->log_gate, &(a)->cu_seqlens, \
-     &(a)->carry_in, &(a)->slot_in, out, &(a)->commit}
+#define FWA_INPUTS(a, out)                                                                         \
+    {                                                                                              \
+        &(a)->q, &(a)->k, &(a)->v, &(a)->beta, &(a)->lambda, &(a)->log_gate, &(a)->cu_seqlens,     \
+            &(a)->carry_in, &(a)->slot_in, out, &(a)->commit                                       \
+    }
     if (call->forward) {
         fwa_inputs inputs = FWA_INPUTS(call->forward, &call->forward->slot_out);
         return inputs;
@@ -72,10 +74,10 @@ static inline fwa_inputs fwa_call_inputs(const fwa_call *call)
 typedef struct fwa_sequence {
     int64_t index; /* among the call's sequences */
     int64_t row, first, length;
-    int64_t before;  /* tokens of the earlier sequences of the call */
-    int64_t seen;    /* tokens before the call; 0: fresh */
-    int64_t commit;  /* tokens after which the carry is written, 0 .. length */
-    int64_t slot_in; /* row of carry_in, or -1: from zeros */
+    int64_t before;   /* tokens of the earlier sequences of the call */
+    int64_t seen;     /* tokens before the call; 0: fresh */
+    int64_t commit;   /* tokens after which the carry is written, 0 .. length */
+    int64_t slot_in;  /* row of carry_in, or -1: from zeros */
     int64_t slot_out; /* row of carry_out, or -1: not written */
     bool padded;      /* read nothing; outputs are zeros */
 } fwa_sequence;
@@ -123,23 +125,25 @@ static inline int64_t fwa_tail_fill(const fwa_problem *p, int64_t seen)
  * args->carry_in, or a copy that was kept aside (with sequence->slot_in its row there). */
 void fwa_carry_write(const fwa_problem *problem, const fwa_forward_args *args, const fwa_carry *in,
                      const fwa_sequence *sequence);
-/* Copies row `from` of a carry part to row `to` of another of the same shape, bit for bit; zeros where
- * from is -1. Heads [head, head + heads) of axis 1 only. */
+/* Copies row `from` of a carry part to row `to` of another of the same shape, bit for bit; zeros
+ * where from is -1. Heads [head, head + heads) of axis 1 only. */
 void fwa_carry_copy(const fwa_tensor *source, int64_t from, const fwa_tensor *target, int64_t to,
                     int64_t head, int64_t heads);
 
-#define FWA_REAL float
-#define FWA_HOST(name) fwa_##name##_f32
+#define FWA_HOST_LANES 16
+
+#define FWA_REAL        float
+#define FWA_HOST(name)  fwa_##name##_f32
 #define FWA_DECAY(name) fwa_decay_##name##_f32
-#define FWA_HOST_SQRT sqrtf
-#define FWA_HOST_EXP expf
+#define FWA_HOST_SQRT   sqrtf
+#define FWA_HOST_EXP    expf
 #include "host_tmpl.h"
 
-#define FWA_REAL double
-#define FWA_HOST(name) fwa_##name##_f64
+#define FWA_REAL        double
+#define FWA_HOST(name)  fwa_##name##_f64
 #define FWA_DECAY(name) fwa_decay_##name##_f64
-#define FWA_HOST_SQRT sqrt
-#define FWA_HOST_EXP exp
+#define FWA_HOST_SQRT   sqrt
+#define FWA_HOST_EXP    exp
 #include "host_tmpl.h"
 
 #endif

@@ -16,7 +16,8 @@ static void drain(void *data, int64_t lane)
 {
     task_queue *queue = data;
     int64_t index;
-    while ((index = atomic_fetch_add_explicit(&queue->next, 1, memory_order_relaxed)) < queue->count)
+    while ((index = atomic_fetch_add_explicit(&queue->next, 1, memory_order_relaxed)) <
+           queue->count)
         queue->task(queue->data, index, lane);
 }
 
@@ -80,7 +81,8 @@ static void write_ordered_carry(void *data, int64_t index, int64_t lane)
 }
 
 /* The parts of a carry with the inner extents that they have in this problem. */
-static void carry_parts(const fwa_problem *p, fwa_carry *carry, fwa_tensor *part[5], int64_t shape[5][4])
+static void carry_parts(const fwa_problem *p, fwa_carry *carry, fwa_tensor *part[5],
+                        int64_t shape[5][4])
 {
     const int64_t tail = p->window - 1;
     const int64_t extents[5][4] = {{1, p->heads_value, p->key_dim, p->value_dim},
@@ -165,8 +167,12 @@ static void forward_ordered(forward_work *work)
 void fwa_host_forward(const fwa_call *call, const fwa_problem *problem, int64_t units,
                       fwa_host_unit unit, void *data, void *kept)
 {
-    forward_work work = {.call = call, .problem = problem, .inputs = fwa_call_inputs(call),
-                         .units = units, .unit = unit, .data = data};
+    forward_work work = {.call = call,
+                         .problem = problem,
+                         .inputs = fwa_call_inputs(call),
+                         .units = units,
+                         .unit = unit,
+                         .data = data};
     if (call->order) {
         work.kept = kept_carry(problem, work.inputs.carry, kept);
         forward_ordered(&work);
@@ -192,7 +198,8 @@ void fwa_host_release(void *device, void *memory)
     free(memory);
 }
 
-fwa_status fwa_host_copy(void *device, void *to, const void *from, size_t size, fwa_message *message)
+fwa_status fwa_host_copy(void *device, void *to, const void *from, size_t size,
+                         fwa_message *message)
 {
     (void)device, (void)message;
     memcpy(to, from, size);

@@ -62,15 +62,30 @@ static inline void FWA_HOST(store)(const fwa_tensor *t, int64_t offset, int64_t 
     }
 }
 
+/* Sum of a * b over the D elements of a feature, in FWA_HOST_LANES chains that a compiler can keep
+ * in vectors: one chain would wait for itself. */
+static inline FWA_REAL FWA_HOST(feature_dot)(const fwa_problem *p, const FWA_REAL *a,
+                                             const FWA_REAL *b)
+{
+    FWA_REAL chain[FWA_HOST_LANES] = {0}, sum = 0;
+    int32_t i = 0, lane;
+    for (; i + FWA_HOST_LANES <= p->key_dim; i += FWA_HOST_LANES)
+        for (lane = 0; lane < FWA_HOST_LANES; lane++)
+            chain[lane] += a[i + lane] * b[i + lane];
+    for (lane = 0; i < p->key_dim; i++, lane++)
+        chain[lane] += a[i] * b[i];
+    for (lane = 0; lane < FWA_HOST_LANES; lane++)
+        sum += chain[lane];
+    return sum;
+}
+
 /* The norm's denominator sqrt(sum or mean of u^2 + norm_eps); 1 without a norm. */
 static inline FWA_REAL FWA_HOST(feature_root)(const fwa_problem *p, const FWA_REAL *raw)
 {
-    FWA_REAL sum = 0;
-    int32_t i;
+    FWA_REAL sum;
     if (p->qk_norm == FWA_NORM_NONE)
         return 1;
-    for (i = 0; i < p->key_dim; i++)
-        sum += raw[i] * raw[i];
+    sum = FWA_HOST(feature_dot)(p, raw, raw);
     if (p->qk_norm == FWA_NORM_RMS)
         sum /= (FWA_REAL)p->key_dim;
     return FWA_HOST_SQRT(sum + (FWA_REAL)p->norm_eps);
@@ -79,16 +94,16 @@ static inline FWA_REAL FWA_HOST(feature_root)(const fwa_problem *p, const FWA_RE
 /* x = phi(norm(raw)), D elements; in place is fine. A zero vector with norm_eps 0 has norm 0. */
 static inline void FWA_HOST(feature)(const fwa_problem *p, const FWA_REAL *raw, FWA_REAL *x)
 {
-    FWA_REAL root = FWA_HOST(feature_root)(p, raw);
+    FWA_REAL root = FWA_HOST(feature_root)(p, raw), inverse = root != 0 ? 1 / root : 0;
     int32_t i;
-    for (i = 0; i < p->key_dim; i++) {
-        FWA_REAL u = p->qk_norm == FWA_NORM_NONE ? raw[i] : root != 0 ? raw[i] / root : 0;
-        if (p->phi == FWA_FEATURE_MAP_RELU)
-            u = u < 0 ? 0 : u; /* a NaN stays */
-        else if (p->phi == FWA_FEATURE_MAP_ELU1)
-            u = u > 0 ? u + 1 : FWA_HOST_EXP(u);
-        x[i] = u;
-    }
+    for (i = 0; i < p->key_dim; i++)
+        x[i] = raw[i] * inverse;
+    if (p->phi == FWA_FEATURE_MAP_RELU)
+        for (i = 0; i < p->key_dim; i++)
+            x[i] = x[i] < 0 ? 0 : x[i]; /* a NaN stays */
+    else if (p->phi == FWA_FEATURE_MAP_ELU1)
+        for (i = 0; i < p->key_dim; i++)
+            x[i] = x[i] > 0 ? x[i] + 1 : FWA_HOST_EXP(x[i]);
 }
 
 /* The gradient of raw from that of x: du = (g - w <w,g>/m)/n with w = raw/n, m = 1 (l2) or D (rms).
@@ -96,19 +111,20 @@ static inline void FWA_HOST(feature)(const fwa_problem *p, const FWA_REAL *raw, 
 static inline void FWA_HOST(feature_backward)(const fwa_problem *p, const FWA_REAL *raw,
                                               const FWA_REAL *x_grad, FWA_REAL *raw_grad)
 {
-    FWA_REAL root = FWA_HOST(feature_root)(p, raw), inverse = root != 0 ? 1 / root : 0, along = 0;
+    FWA_REAL root = FWA_HOST(feature_root)(p, raw), inverse = root != 0 ? 1 / root : 0, along;
     int32_t i;
-    for (i = 0; i < p->key_dim; i++) {
-        FWA_REAL w = raw[i] * inverse, g = x_grad[i];
-        if (p->phi == FWA_FEATURE_MAP_RELU)
-            g = w > 0 ? g : 0;
-        else if (p->phi == FWA_FEATURE_MAP_ELU1)
-            g = w > 0 ? g : g * FWA_HOST_EXP(w);
-        raw_grad[i] = g;
-        along += w * g;
-    }
+    if (p->phi == FWA_FEATURE_MAP_RELU)
+        for (i = 0; i < p->key_dim; i++)
+            raw_grad[i] = raw[i] * inverse > 0 ? x_grad[i] : 0;
+    else if (p->phi == FWA_FEATURE_MAP_ELU1)
+        for (i = 0; i < p->key_dim; i++)
+            raw_grad[i] = raw[i] * inverse > 0 ? x_grad[i]
+                                               : x_grad[i] * FWA_HOST_EXP(raw[i] * inverse);
+    else
+        memmove(raw_grad, x_grad, sizeof *raw_grad * (size_t)p->key_dim);
     if (p->qk_norm == FWA_NORM_NONE)
         return;
+    along = FWA_HOST(feature_dot)(p, raw, raw_grad) * inverse;
     if (p->qk_norm == FWA_NORM_RMS)
         along /= (FWA_REAL)p->key_dim;
     for (i = 0; i < p->key_dim; i++)
@@ -117,9 +133,9 @@ static inline void FWA_HOST(feature_backward)(const fwa_problem *p, const FWA_RE
 
 static inline FWA_DECAY(knobs) FWA_HOST(problem_knobs)(const fwa_problem *p)
 {
-    FWA_DECAY(knobs) knobs = {p->step == FWA_STEP_NORMALIZED, p->ridge != FWA_RIDGE_ACTUAL,
-                              p->ridge == FWA_RIDGE_SCALE_COUPLED_LIVE, (FWA_REAL)p->eps,
-                              (FWA_REAL)p->decay_floor};
+    FWA_DECAY(knobs)
+    knobs = {p->step == FWA_STEP_NORMALIZED, p->ridge != FWA_RIDGE_ACTUAL,
+             p->ridge == FWA_RIDGE_SCALE_COUPLED_LIVE, (FWA_REAL)p->eps, (FWA_REAL)p->decay_floor};
     return knobs;
 }
 

@@ -16,7 +16,8 @@ fwa_status fwa_plan_create(fwa_context *context, const fwa_problem *problem, fwa
     if (status != FWA_OK)
         return status;
     if (context->backend->score(context->device, &resolved, &message) <= 0)
-        return fwa_fail(FWA_ERROR_UNSUPPORTED, "backend %s: %s", context->backend->name, message.text);
+        return fwa_fail(FWA_ERROR_UNSUPPORTED, "backend %s: %s", context->backend->name,
+                        message.text);
     plan = calloc(1, sizeof *plan);
     if (!plan)
         return fwa_fail(FWA_ERROR_MEMORY, "no memory for a plan");
@@ -53,7 +54,8 @@ static fwa_status check_extent(const fwa_extent *extent)
     const struct {
         const char *name;
         int64_t value;
-    } axes[] = {{"batch", extent->batch}, {"tokens", extent->tokens}, {"sequences", extent->sequences}};
+    } axes[] = {
+        {"batch", extent->batch}, {"tokens", extent->tokens}, {"sequences", extent->sequences}};
     int64_t product;
     size_t i;
     for (i = 0; i < 3; i++)
@@ -62,7 +64,8 @@ static fwa_status check_extent(const fwa_extent *extent)
                             (long long)axes[i].value, (long long)FWA_AXIS_LIMIT);
     if (__builtin_mul_overflow(extent->batch, extent->tokens, &product) || product > FWA_AXIS_LIMIT)
         return fwa_fail(FWA_ERROR_SHAPE, "batch * tokens is %lld * %lld; it runs to %lld",
-                        (long long)extent->batch, (long long)extent->tokens, (long long)FWA_AXIS_LIMIT);
+                        (long long)extent->batch, (long long)extent->tokens,
+                        (long long)FWA_AXIS_LIMIT);
     return FWA_OK;
 }
 
@@ -72,14 +75,15 @@ fwa_status fwa_total_workspace(const fwa_plan *plan, fwa_pass pass, const fwa_ex
     size_t backend = plan->backend->workspace_size(plan->plan, pass, extent);
     size_t front = FWA_FRONT_ALIGNMENT + fwa_front_size(extent->sequences);
     if (backend > PTRDIFF_MAX - front)
-        return fwa_fail(FWA_ERROR_SHAPE, "the workspace of %lld x %lld tokens would not fit into memory",
+        return fwa_fail(FWA_ERROR_SHAPE,
+                        "the workspace of %lld x %lld tokens would not fit into memory",
                         (long long)extent->batch, (long long)extent->tokens);
     *size = backend + front;
     return FWA_OK;
 }
 
-fwa_status fwa_plan_workspace_size(const fwa_plan *plan, fwa_pass pass, int64_t batch, int64_t tokens,
-                                   int64_t sequences, size_t *size)
+fwa_status fwa_plan_workspace_size(const fwa_plan *plan, fwa_pass pass, int64_t batch,
+                                   int64_t tokens, int64_t sequences, size_t *size)
 {
     fwa_extent extent = {batch, tokens, sequences};
     fwa_status status;
@@ -91,8 +95,8 @@ fwa_status fwa_plan_workspace_size(const fwa_plan *plan, fwa_pass pass, int64_t 
     return status == FWA_OK ? fwa_total_workspace(plan, pass, &extent, size) : status;
 }
 
-fwa_status fwa_plan_saved_size(const fwa_plan *plan, int64_t batch, int64_t tokens, int64_t sequences,
-                               size_t *size)
+fwa_status fwa_plan_saved_size(const fwa_plan *plan, int64_t batch, int64_t tokens,
+                               int64_t sequences, size_t *size)
 {
     fwa_extent extent = {batch, tokens, sequences};
     fwa_status status;
@@ -104,7 +108,8 @@ fwa_status fwa_plan_saved_size(const fwa_plan *plan, int64_t batch, int64_t toke
         return status;
     bytes = plan->backend->saved_size(plan->plan, &extent);
     if (bytes > PTRDIFF_MAX)
-        return fwa_fail(FWA_ERROR_SHAPE, "the saved states of %lld x %lld tokens would not fit into memory",
+        return fwa_fail(FWA_ERROR_SHAPE,
+                        "the saved states of %lld x %lld tokens would not fit into memory",
                         (long long)batch, (long long)tokens);
     *size = bytes;
     return FWA_OK;

@@ -71,17 +71,17 @@ static fwa_status check_knobs(const fwa_problem *p)
     for (i = 0; i < sizeof choices / sizeof choices[0]; i++) {
         int32_t value = int_at(p, choices[i].offset);
         if (value < 0 || value > choices[i].last)
-            return fwa_fail(FWA_ERROR_VALUE, "problem->%s is %d; it runs from 0 to %d", choices[i].name,
-                            (int)value, (int)choices[i].last);
+            return fwa_fail(FWA_ERROR_VALUE, "problem->%s is %d; it runs from 0 to %d",
+                            choices[i].name, (int)value, (int)choices[i].last);
     }
     if (p->window < 1 || p->window > WINDOW_LIMIT)
-        return fwa_fail(FWA_ERROR_VALUE, "problem->window is %d; it runs from 1 to %d", (int)p->window,
-                        WINDOW_LIMIT);
+        return fwa_fail(FWA_ERROR_VALUE, "problem->window is %d; it runs from 1 to %d",
+                        (int)p->window, WINDOW_LIMIT);
     for (i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         double value = double_at(p, numbers[i].offset);
         if (!isfinite(value) || (!numbers[i].signed_ && value < 0))
-            return fwa_fail(FWA_ERROR_VALUE, "problem->%s is %g; it must be finite%s", numbers[i].name,
-                            value, numbers[i].signed_ ? "" : " and at least 0");
+            return fwa_fail(FWA_ERROR_VALUE, "problem->%s is %g; it must be finite%s",
+                            numbers[i].name, value, numbers[i].signed_ ? "" : " and at least 0");
     }
     if (p->decay_floor <= 0 || p->decay_floor > 1)
         return fwa_fail(FWA_ERROR_VALUE, "problem->decay_floor is %g; it must be in (0, 1]",
@@ -95,8 +95,8 @@ static fwa_status check_sizes(fwa_problem *p)
     for (i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         int32_t value = int_at(p, sizes[i].offset);
         if (value < sizes[i].least || value > sizes[i].most)
-            return fwa_fail(FWA_ERROR_SHAPE, "problem->%s is %d; it runs from %d to %d", sizes[i].name,
-                            (int)value, (int)sizes[i].least, (int)sizes[i].most);
+            return fwa_fail(FWA_ERROR_SHAPE, "problem->%s is %d; it runs from %d to %d",
+                            sizes[i].name, (int)value, (int)sizes[i].least, (int)sizes[i].most);
     }
     if (!p->heads_value)
         p->heads_value = p->heads_key;
@@ -106,7 +106,8 @@ static fwa_status check_sizes(fwa_problem *p)
         return fwa_fail(FWA_ERROR_SHAPE, "problem->heads_value is %d, no multiple of heads_key, %d",
                         (int)p->heads_value, (int)p->heads_key);
     if (p->heads_query != p->heads_key && p->heads_query != p->heads_value)
-        return fwa_fail(FWA_ERROR_SHAPE, "problem->heads_query is %d; it must be heads_key, %d, or heads_value, %d",
+        return fwa_fail(FWA_ERROR_SHAPE,
+                        "problem->heads_query is %d; it must be heads_key, %d, or heads_value, %d",
                         (int)p->heads_query, (int)p->heads_key, (int)p->heads_value);
     return FWA_OK;
 }
@@ -120,16 +121,17 @@ static fwa_status check_types(fwa_problem *p)
 {
     int32_t wide = fwa_wide_dtype(p);
     if (p->dtype < FWA_DTYPE_F32 || p->dtype > FWA_DTYPE_F64)
-        return fwa_fail(FWA_ERROR_DTYPE, "problem->dtype is %d (%s); it must be f32, bf16, f16 or f64",
+        return fwa_fail(FWA_ERROR_DTYPE,
+                        "problem->dtype is %d (%s); it must be f32, bf16, f16 or f64",
                         (int)p->dtype, fwa_dtype_name(p->dtype));
     if (p->state_dtype == FWA_DTYPE_NONE)
         p->state_dtype = wide;
-    if (p->state_dtype != wide &&
-        (wide == FWA_DTYPE_F64 ||
-         (p->state_dtype != FWA_DTYPE_BF16 && p->state_dtype != FWA_DTYPE_F16)))
-        return fwa_fail(FWA_ERROR_DTYPE, "problem->state_dtype is %d (%s); with dtype %s it must be %s",
-                        (int)p->state_dtype, fwa_dtype_name(p->state_dtype), fwa_dtype_name(p->dtype),
-                        wide == FWA_DTYPE_F64 ? "f64" : "f32, bf16 or f16");
+    if (p->state_dtype != wide && (wide == FWA_DTYPE_F64 || (p->state_dtype != FWA_DTYPE_BF16 &&
+                                                             p->state_dtype != FWA_DTYPE_F16)))
+        return fwa_fail(
+            FWA_ERROR_DTYPE, "problem->state_dtype is %d (%s); with dtype %s it must be %s",
+            (int)p->state_dtype, fwa_dtype_name(p->state_dtype), fwa_dtype_name(p->dtype),
+            wide == FWA_DTYPE_F64 ? "f64" : "f32, bf16 or f16");
     return FWA_OK;
 }
 
@@ -141,8 +143,8 @@ static fwa_status check_combinations(const fwa_problem *p)
                         "problem->window is %d with per-channel dynamics; a window over 1 needs "
                         "FWA_DYNAMICS_PER_HEAD",
                         (int)p->window);
-    if (p->normalizer && (p->objective != FWA_OBJECTIVE_INNER_PRODUCT ||
-                          p->dynamics != FWA_DYNAMICS_PER_HEAD))
+    if (p->normalizer &&
+        (p->objective != FWA_OBJECTIVE_INNER_PRODUCT || p->dynamics != FWA_DYNAMICS_PER_HEAD))
         return fwa_fail(FWA_ERROR_UNSUPPORTED,
                         "problem->normalizer is 1; it needs FWA_OBJECTIVE_INNER_PRODUCT and "
                         "FWA_DYNAMICS_PER_HEAD");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The backend table: built-in backends, modules and what was looked for in vain. The one place in the
- * library with state of its own, behind one lock. */
+/* The backend table: built-in backends, modules and what was looked for in vain. The one place in
+ * the library with state of its own, behind one lock. */
 
 #include "common.h"
 #include "reference.h"
@@ -106,7 +106,8 @@ static fwa_status accept_module(entry *e, void *module)
 static fwa_status load_module(entry *e)
 {
     const char *directory = module_directory();
-    int length = snprintf(e->info.origin, sizeof e->info.origin, "%s/fwa-%s.so", directory, e->info.name);
+    int length = snprintf(e->info.origin, sizeof e->info.origin, "%s/fwa-%s.so", directory,
+                          e->info.name);
     fwa_status status;
     void *module;
     if (directory[0] != '/')
@@ -237,7 +238,8 @@ fwa_status fwa_backend_get(int32_t index, fwa_backend_info *info)
     if (status != FWA_OK)
         return status;
     if (index < 0 || index >= count)
-        return fwa_fail(FWA_ERROR_VALUE, "index is %d; there are %d backends", (int)index, (int)count);
+        return fwa_fail(FWA_ERROR_VALUE, "index is %d; there are %d backends", (int)index,
+                        (int)count);
     size = info->struct_size;
     pthread_mutex_lock(&registry.lock);
     e = &registry.entries[index];

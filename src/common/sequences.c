@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What can be checked about sequences where the host can read their tensors: lengths, slots, carries,
- * the signs of gates; and the order in which rows must run whose slots cross. */
+/* What can be checked about sequences where the host can read their tensors: lengths, slots,
+ * carries, the signs of gates; and the order in which rows must run whose slots cross. */
 
 #include "host.h"
 #include "common.h"
@@ -18,14 +18,15 @@ static fwa_status check_lengths(const fwa_inputs *in, const fwa_extent *extent)
     for (n = 1; n <= extent->sequences; n++) {
         int64_t next = fwa_integer(in->cu_seqlens, n);
         if (next < previous || next > extent->tokens)
-            return fwa_fail(FWA_ERROR_SEQUENCE, "cu_seqlens[%lld] is %lld; it must be from %lld to %lld",
-                            (long long)n, (long long)next, (long long)previous,
-                            (long long)extent->tokens);
+            return fwa_fail(FWA_ERROR_SEQUENCE,
+                            "cu_seqlens[%lld] is %lld; it must be from %lld to %lld", (long long)n,
+                            (long long)next, (long long)previous, (long long)extent->tokens);
         previous = next;
     }
     if (previous != extent->tokens)
-        return fwa_fail(FWA_ERROR_SEQUENCE, "cu_seqlens[%lld] is %lld; it must end at the %lld tokens",
-                        (long long)extent->sequences, (long long)previous, (long long)extent->tokens);
+        return fwa_fail(
+            FWA_ERROR_SEQUENCE, "cu_seqlens[%lld] is %lld; it must end at the %lld tokens",
+            (long long)extent->sequences, (long long)previous, (long long)extent->tokens);
     return FWA_OK;
 }
 
@@ -45,8 +46,8 @@ static fwa_status check_slot(const char *name, int64_t n, int64_t slot, int64_t 
 {
     if (slot >= FWA_SLOT_FRESH && (slot < rows || rows < 0))
         return FWA_OK;
-    return fwa_fail(FWA_ERROR_SEQUENCE, "%s[%lld] is %lld; it runs from %d to %lld", name, (long long)n,
-                    (long long)slot, FWA_SLOT_FRESH, (long long)rows - 1);
+    return fwa_fail(FWA_ERROR_SEQUENCE, "%s[%lld] is %lld; it runs from %d to %lld", name,
+                    (long long)n, (long long)slot, FWA_SLOT_FRESH, (long long)rows - 1);
 }
 
 /* What a sequence that goes on needs of its carry. */
@@ -63,14 +64,17 @@ static fwa_status check_seen(const fwa_problem *p, const fwa_inputs *in, int64_t
     };
     size_t i;
     if (s->seen < 0 || s->seen > INT64_MAX - s->length)
-        return fwa_fail(FWA_ERROR_SEQUENCE, "carry_in.seen of sequence %lld is %lld; it must be from 0 to 2^63 - 1 less the call's tokens",
+        return fwa_fail(FWA_ERROR_SEQUENCE,
+                        "carry_in.seen of sequence %lld is %lld; it must be from 0 to 2^63 - 1 "
+                        "less the call's tokens",
                         (long long)n, (long long)s->seen);
     for (i = 0; s->seen > 0 && i < sizeof parts / sizeof parts[0]; i++)
         if (parts[i].needed && !parts[i].given)
-            return fwa_fail(FWA_ERROR_SEQUENCE,
-                            "carry_in.%s is absent, but carry_in.seen of sequence %lld is %lld: this "
-                            "problem needs it to go on",
-                            parts[i].name, (long long)n, (long long)s->seen);
+            return fwa_fail(
+                FWA_ERROR_SEQUENCE,
+                "carry_in.%s is absent, but carry_in.seen of sequence %lld is %lld: this "
+                "problem needs it to go on",
+                parts[i].name, (long long)n, (long long)s->seen);
     return FWA_OK;
 }
 
@@ -98,7 +102,8 @@ static fwa_status check_signs(const fwa_problem *p, const fwa_inputs *in, const 
                 fwa_load_f64(x, fwa_at3(x, s->row, s->first + t, h), width, row);
                 for (c = 0; c < width; c++)
                     if (row[c] * gates[i].sign < 0)
-                        return fwa_fail(FWA_ERROR_VALUE, "%s at [%lld, %lld, %lld] is %g; it must be %s",
+                        return fwa_fail(FWA_ERROR_VALUE,
+                                        "%s at [%lld, %lld, %lld] is %g; it must be %s",
                                         gates[i].name, (long long)s->row, (long long)(s->first + t),
                                         (long long)h, row[c], gates[i].limit);
             }
@@ -120,16 +125,18 @@ static fwa_status check_rows(const fwa_problem *p, const fwa_inputs *in, const f
                 (!has_out && (status = check_slot("slot_in", n, slot, rows_out)) != FWA_OK))
                 return status;
         }
-        if (has_out && (status = check_slot("slot_out", n, fwa_integer(in->slot_out, n), rows_out)) !=
-                           FWA_OK)
+        if (has_out &&
+            (status = check_slot("slot_out", n, fwa_integer(in->slot_out, n), rows_out)) != FWA_OK)
             return status;
         s = fwa_sequence_get(in, n);
         if (s.commit < 0 || s.commit > s.length)
-            return fwa_fail(FWA_ERROR_SEQUENCE, "commit[%lld] is %lld; it runs from 0 to the %lld tokens",
-                            (long long)n, (long long)s.commit, (long long)s.length);
+            return fwa_fail(FWA_ERROR_SEQUENCE,
+                            "commit[%lld] is %lld; it runs from 0 to the %lld tokens", (long long)n,
+                            (long long)s.commit, (long long)s.length);
         if (s.padded)
             continue;
-        if ((status = check_seen(p, in, n, &s)) != FWA_OK || (status = check_signs(p, in, &s)) != FWA_OK)
+        if ((status = check_seen(p, in, n, &s)) != FWA_OK ||
+            (status = check_signs(p, in, &s)) != FWA_OK)
             return status;
     }
     return FWA_OK;
@@ -137,9 +144,9 @@ static fwa_status check_rows(const fwa_problem *p, const fwa_inputs *in, const f
 
 /* ---- The order that crossing slots need ---- */
 
-/* A hash table from slot to the sequence that writes it, and the graph of who must run before whom: a
- * row that reads a slot runs before the row that writes it. Each row reads one slot and each slot has
- * one writer, so a row has at most one successor. */
+/* A hash table from slot to the sequence that writes it, and the graph of who must run before whom:
+ * a row that reads a slot runs before the row that writes it. Each row reads one slot and each slot
+ * has one writer, so a row has at most one successor. */
 typedef struct {
     int32_t *writer; /* `buckets` of sequence numbers, -1: free */
     int64_t buckets; /* a power of two */

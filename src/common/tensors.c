@@ -19,11 +19,11 @@ static fwa_status check_shape(const fwa_tensor_rule *rule)
                         (int)rule->rank);
     for (axis = 0; axis < t->rank; axis++) {
         if (t->shape[axis] < 0 || t->shape[axis] > FWA_AXIS_LIMIT)
-            return fwa_fail(FWA_ERROR_SHAPE, "%s.shape[%d] is %lld; it runs from 0 to %lld", rule->name,
-                            axis, (long long)t->shape[axis], (long long)FWA_AXIS_LIMIT);
+            return fwa_fail(FWA_ERROR_SHAPE, "%s.shape[%d] is %lld; it runs from 0 to %lld",
+                            rule->name, axis, (long long)t->shape[axis], (long long)FWA_AXIS_LIMIT);
         if (rule->shape[axis] >= 0 && t->shape[axis] != rule->shape[axis])
-            return fwa_fail(FWA_ERROR_SHAPE, "%s.shape[%d] is %lld; it must be %lld", rule->name, axis,
-                            (long long)t->shape[axis], (long long)rule->shape[axis]);
+            return fwa_fail(FWA_ERROR_SHAPE, "%s.shape[%d] is %lld; it must be %lld", rule->name,
+                            axis, (long long)t->shape[axis], (long long)rule->shape[axis]);
     }
     return FWA_OK;
 }
@@ -54,10 +54,10 @@ static int64_t span(const fwa_tensor *t)
     int64_t size = (int64_t)fwa_dtype_size(t->dtype), total = size, step;
     int axis;
     for (axis = 0; axis < t->rank; axis++)
-        if (t->shape[axis] > 1 && (__builtin_mul_overflow(t->shape[axis] - 1, t->stride[axis], &step) ||
-                                   __builtin_mul_overflow(step, size, &step) ||
-                                   __builtin_add_overflow(total, step, &total) ||
-                                   total > FWA_SPAN_LIMIT))
+        if (t->shape[axis] > 1 &&
+            (__builtin_mul_overflow(t->shape[axis] - 1, t->stride[axis], &step) ||
+             __builtin_mul_overflow(step, size, &step) ||
+             __builtin_add_overflow(total, step, &total) || total > FWA_SPAN_LIMIT))
             return -1;
     return total;
 }
@@ -88,11 +88,12 @@ static fwa_status check_strides(const fwa_tensor_rule *rule)
         if (t->shape[axis] <= 1)
             continue;
         if (t->stride[axis] < 0 || (rule->output && t->stride[axis] == 0))
-            return fwa_fail(FWA_ERROR_STRIDE, "%s.stride[%d] is %lld; it must be at least %d", rule->name,
-                            axis, (long long)t->stride[axis], rule->output ? 1 : 0);
+            return fwa_fail(FWA_ERROR_STRIDE, "%s.stride[%d] is %lld; it must be at least %d",
+                            rule->name, axis, (long long)t->stride[axis], rule->output ? 1 : 0);
         if (last && t->stride[axis] > 1 && !rule->any_last)
             return fwa_fail(FWA_ERROR_STRIDE, "%s.stride[%d] is %lld; the last axis must have 1%s",
-                            rule->name, axis, (long long)t->stride[axis], rule->output ? "" : " or 0");
+                            rule->name, axis, (long long)t->stride[axis],
+                            rule->output ? "" : " or 0");
     }
     if (span(t) < 0)
         return fwa_fail(FWA_ERROR_STRIDE, "%s spans more than 2^60 bytes", rule->name);
@@ -102,10 +103,11 @@ static fwa_status check_strides(const fwa_tensor_rule *rule)
     for (i = count - 1; i >= 0; i--) {
         axis = order[i];
         if (t->stride[axis] < inner)
-            return fwa_fail(FWA_ERROR_STRIDE,
-                            "%s.stride[%d] is %lld, less than the %lld elements of the axes inside: the "
-                            "output overlaps itself",
-                            rule->name, axis, (long long)t->stride[axis], (long long)inner);
+            return fwa_fail(
+                FWA_ERROR_STRIDE,
+                "%s.stride[%d] is %lld, less than the %lld elements of the axes inside: the "
+                "output overlaps itself",
+                rule->name, axis, (long long)t->stride[axis], (long long)inner);
         inner = (t->shape[axis] - 1) * t->stride[axis] + inner;
     }
     return FWA_OK;
@@ -157,12 +159,13 @@ static int64_t lattice_span(const lattice *l, int from)
     return total;
 }
 
-/* May a, from its axis i on, and b, from its axis j on and `shift` bytes further, share a byte? Exact
- * where both have the same outer strides, as the parts of one fused buffer do; else errs on the side
- * of yes. */
+/* May a, from its axis i on, and b, from its axis j on and `shift` bytes further, share a byte?
+ * Exact where both have the same outer strides, as the parts of one fused buffer do; else errs on
+ * the side of yes. */
 static bool may_meet(const lattice *a, int i, const lattice *b, int j, int64_t shift)
 {
-    int64_t span_a = lattice_span(a, i), span_b = lattice_span(b, j), stride, inner_a, inner_b, rest;
+    int64_t span_a = lattice_span(a, i), span_b = lattice_span(b, j), stride, inner_a, inner_b,
+            rest;
     if (shift >= span_a || -shift >= span_b)
         return false;
     if (i == a->count && j == b->count)
@@ -203,7 +206,8 @@ static bool same_view(const fwa_tensor *a, const fwa_tensor *b)
     return true;
 }
 
-/* An output shares no byte with any other tensor, but for the input that it may be in place with. */
+/* An output shares no byte with any other tensor, but for the input that it may be in place with.
+ */
 static fwa_status check_overlaps(const fwa_tensor_rule *rules, int32_t count, int32_t output)
 {
     const fwa_tensor_rule *rule = &rules[output];
@@ -229,8 +233,8 @@ static fwa_status check_buffers(const fwa_tensor_rule *rule, const fwa_buffer *b
     for (i = 0; i < buffer_count && !is_empty(t); i++) {
         uintptr_t buffer = (uintptr_t)buffers[i].data;
         if (buffer && at < fwa_buffer_end(&buffers[i]) && buffer < at + (uintptr_t)span(t))
-            return fwa_fail(FWA_ERROR_OVERLAP, "%s at %p shares memory with %s at %p", buffers[i].name,
-                            buffers[i].data, rule->name, t->data);
+            return fwa_fail(FWA_ERROR_OVERLAP, "%s at %p shares memory with %s at %p",
+                            buffers[i].name, buffers[i].data, rule->name, t->data);
     }
     return FWA_OK;
 }

@@ -163,6 +163,9 @@ static void soften(conformance_case *c)
      * terms, and with norm_eps in the way of 1e-6 no digit is left. */
     if (p->key_dim == 1 && p->qk_norm != FWA_NORM_NONE)
         p->norm_eps = 0.5;
+    /* One feature cancels out of S^T q / (z^T q): without eps_attn the gradient of q is zero. */
+    if (p->key_dim == 1 && p->normalizer)
+        p->eps_attn = 0.5;
     /* A zero key has the step size beta / eps; 1e6 times anything is outside f16. */
     if (p->dtype == F16 && c->kind == CONFORMANCE_ZERO_KEYS && p->eps > 0)
         p->eps = 0.1;

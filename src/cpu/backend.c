@@ -36,7 +36,8 @@ static void processor_name(char *name, size_t size)
 static fwa_status open_device(int32_t index, void **device, char *name, size_t name_size,
                               fwa_message *message)
 {
-    const char *isa = secure_getenv("FWA_CPU_ISA"); /* for tests: a lower level than the machine's best */
+    const char *isa = secure_getenv(
+        "FWA_CPU_ISA"); /* for tests: a lower level than the machine's best */
     const fwa_cpu_kernels *kernels = fwa_cpu_kernels_select(isa && *isa ? isa : NULL);
     char processor[128], list[64];
     (void)index;
@@ -91,7 +92,8 @@ static fwa_status make_plan(void *device, const fwa_problem *problem, int32_t la
     plan->kernels = device;
     plan->lanes = lanes;
     plan->form = problem->form == FWA_FORM_AUTO ? FWA_FORM_CHUNKED : problem->form;
-    plan->chunk = plan->form == FWA_FORM_CHUNKED ? plan->kernels->chunk : plan->form == FWA_FORM_RECURRENT;
+    plan->chunk = plan->form == FWA_FORM_CHUNKED ? plan->kernels->chunk
+                                                 : plan->form == FWA_FORM_RECURRENT;
     plan->segment = plan->chunk ? SEGMENT_TOKENS / plan->chunk : 0;
     plan->block = greatest_block(plan);
     plan->blocks = (problem->value_dim + plan->block - 1) / plan->block;
@@ -101,8 +103,9 @@ static fwa_status make_plan(void *device, const fwa_problem *problem, int32_t la
         snprintf(plan->name[pass], sizeof plan->name[pass], "cpu/%s/%s/%s%s/%s/window%d/%s/%s",
                  plan->kernels->isa, forms[plan->form], length,
                  problem->objective == FWA_OBJECTIVE_REGRESSION ? "regression" : "inner_product",
-                 problem->dynamics == FWA_DYNAMICS_PER_HEAD ? "head" : "channel", (int)problem->window,
-                 fwa_dtype_name(problem->dtype), pass == FWA_PASS_FORWARD ? "forward" : "backward");
+                 problem->dynamics == FWA_DYNAMICS_PER_HEAD ? "head" : "channel",
+                 (int)problem->window, fwa_dtype_name(problem->dtype),
+                 pass == FWA_PASS_FORWARD ? "forward" : "backward");
     *result = plan;
     return FWA_OK;
 }
@@ -134,8 +137,8 @@ static size_t add_sizes(size_t a, size_t b)
 static size_t states_size(const fwa_cpu_plan *plan, const fwa_extent *extent)
 {
     const fwa_problem *p = &plan->problem;
-    return floats((int64_t)p->heads_value * plan->blocks, fwa_cpu_segments(plan, extent), p->key_dim,
-                  (plan->block + p->normalizer + 15) / 16 * 16);
+    return floats((int64_t)p->heads_value * plan->blocks, fwa_cpu_segments(plan, extent),
+                  p->key_dim, (plan->block + p->normalizer + 15) / 16 * 16);
 }
 
 static size_t saved_size(const void *plan, const fwa_extent *extent)
@@ -143,7 +146,8 @@ static size_t saved_size(const void *plan, const fwa_extent *extent)
     return states_size(plan, extent);
 }
 
-/* The parts of a backward's workspace behind the lanes' scratch; places them where base is given. */
+/* The parts of a backward's workspace behind the lanes' scratch; places them where base is given.
+ */
 static size_t place_partials(const fwa_cpu_plan *plan, const fwa_extent *extent, char *base,
                              fwa_cpu_partials *parts)
 {
@@ -256,8 +260,8 @@ static void recompute_unit(void *data, int64_t index, int64_t lane)
     fwa_sequence s = fwa_sequence_get(&work->in, index / work->units);
     fwa_cpu_chunk chunk = lane_chunk(work, lane);
     chunk.w_trace = NULL;
-    work->plan->kernels->forward(work->plan, work->call, work->in.carry, &s,
-                                 index % work->units, &chunk, &work->parts);
+    work->plan->kernels->forward(work->plan, work->call, work->in.carry, &s, index % work->units,
+                                 &chunk, &work->parts);
 }
 
 static void backward_unit(void *data, int64_t index, int64_t lane)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A unit's backward pass: segments from the last to the first, each recomputed from its kept state, and
- * in it chunks from the last to the first. Per chunk, the walk is run again with its history kept, then
- * its adjoint from the last token to the first, then the dense products. Compiled once per ISA. */
+/* A unit's backward pass: segments from the last to the first, each recomputed from its kept state,
+ * and in it chunks from the last to the first. Per chunk, the walk is run again with its history
+ * kept, then its adjoint from the last token to the first, then the dense products. Compiled once
+ * per ISA. */
 
 /* Sum over a row of value columns. */
 static float sum_row(const float *row, int64_t n)
@@ -59,7 +60,8 @@ static void load_output_grads(const unit_work *w, const fwa_tensor *o_grad)
     }
 }
 
-/* The adjoint of o_t = Gamma Z0_t + sum_{i<rows} P[t,i] w_i at the moment of history entry `moment`. */
+/* The adjoint of o_t = Gamma Z0_t + sum_{i<rows} P[t,i] w_i at the moment of history entry
+ * `moment`. */
 static void read_back(const unit_work *w, int64_t t, int64_t rows, int64_t moment)
 {
     const fwa_cpu_chunk *c = w->c;
@@ -81,7 +83,8 @@ static void residual_of(const unit_work *w, int64_t t, int64_t low, int64_t i, f
 {
     const fwa_cpu_chunk *c = w->c;
     const float *v = c->v + (low + i) * c->stride;
-    const float *y = c->y_trace + (t * w->window + i) * c->stride, *gamma = c->gamma + t * c->stride;
+    const float *y = c->y_trace + (t * w->window + i) * c->stride,
+                *gamma = c->gamma + t * c->stride;
     int64_t n;
     for (n = 0; n < c->stride; n += FWA_LANES) {
         vec value = load(v + n);
@@ -93,8 +96,8 @@ static void residual_of(const unit_work *w, int64_t t, int64_t low, int64_t i, f
     }
 }
 
-/* The adjoint of the window's recursion y_j = gamma y_j + kappa sum_i G[j,i] r_i; y_grad of the window is
- * that after the step, and becomes that before it. r and r_grad: rows of the window. */
+/* The adjoint of the window's recursion y_j = gamma y_j + kappa sum_i G[j,i] r_i; y_grad of the
+ * window is that after the step, and becomes that before it. r and r_grad: rows of the window. */
 static void window_back(const unit_work *w, int64_t t, int64_t low, int64_t count, const float *r,
                         float *r_grad)
 {
@@ -114,8 +117,8 @@ static void window_back(const unit_work *w, int64_t t, int64_t low, int64_t coun
             for (n = 0; n < c->stride; n += FWA_LANES)
                 store(kappa_grad + n, load(kappa_grad + n) + splat(g) * load(y_grad + n) *
                                                                  load(r + i * c->stride + n));
-            c->gram_grad[(low + j) * c->pair_stride + low + i] +=
-                dot(scaled, r + i * c->stride, c->stride);
+            c->gram_grad[(low + j) * c->pair_stride + low + i] += dot(scaled, r + i * c->stride,
+                                                                      c->stride);
             add_scaled(r_grad + i * c->stride, g, scaled, c->stride);
         }
         for (n = 0; n < c->stride; n += FWA_LANES)
@@ -155,7 +158,8 @@ static void write_back(const unit_work *w, int64_t t)
     for (n = 0; n < c->stride; n += FWA_LANES)
         store(c->decay_grad + n, load(gamma + n) * load(c->decay_grad + n));
     for (i = 0; i < count; i++) {
-        const float *grad = r_grad + i * c->stride, *y = c->y_trace + (t * w->window + i) * c->stride;
+        const float *grad = r_grad + i * c->stride,
+                    *y = c->y_trace + (t * w->window + i) * c->stride;
         float *y_grad = c->y_grad + (low + i) * c->stride;
         add_scaled(c->v_grad + (low + i) * c->stride, 1, grad, c->stride);
         for (n = 0; w->regression && n < c->stride; n += FWA_LANES) {
@@ -200,8 +204,8 @@ static void statistic_back(const unit_work *w, int64_t t, float grad)
             for (d = 0; d < w->p->key_dim; d++)
                 along[d] += eigen[i] * c->x[(low + i) * c->dim_stride + d];
         for (i = 0; i < count; i++)
-            add_scaled(c->x_grad + (low + i) * c->dim_stride, 2 * grad * eigen[i] / (float)count, along,
-                       c->dim_stride);
+            add_scaled(c->x_grad + (low + i) * c->dim_stride, 2 * grad * eigen[i] / (float)count,
+                       along, c->dim_stride);
     } else {
         for (i = low; i < low + count; i++)
             add_scaled(c->x_grad + i * c->dim_stride, 2 * grad / (float)count,
@@ -227,11 +231,11 @@ static void steps_back(const unit_work *w, int64_t t, const fwa_tensor *beta_gra
             c->kappa_grad[0] = sum_row(c->kappa_grad, c->stride);
         }
         for (i = 0; i < (w->per_channel ? w->u.columns : 1); i++) {
-            fwa_decay_step_t_f32 step =
-                fwa_decay_step_f32(&w->knobs, beta[i], g.lambda, g.log_gate, c->statistic[t]);
-            fwa_decay_gradient_f32 one =
-                fwa_decay_step_backward_f32(&w->knobs, &step, g.lambda, c->statistic[t],
-                                            c->kappa_grad[i] / (float)count, c->gamma_grad[i]);
+            fwa_decay_step_t_f32 step = fwa_decay_step_f32(&w->knobs, beta[i], g.lambda, g.log_gate,
+                                                           c->statistic[t]);
+            fwa_decay_gradient_f32 one = fwa_decay_step_backward_f32(
+                &w->knobs, &step, g.lambda, c->statistic[t], c->kappa_grad[i] / (float)count,
+                c->gamma_grad[i]);
             grads[i] = one.beta;
             sum.lambda += one.lambda;
             sum.log_gate += one.log_gate;
@@ -250,13 +254,14 @@ static void steps_back(const unit_work *w, int64_t t, const fwa_tensor *beta_gra
     partial[2] = sum.log_gate;
 }
 
-/* Gradients at the chunk's end: of the coefficients (S'^T x_j, S' the gradient of S_C), of Gamma, and of
- * x_j through x_j w_j^T. What later chunks said of the tail's pairs is added. */
+/* Gradients at the chunk's end: of the coefficients (S'^T x_j, S' the gradient of S_C), of Gamma,
+ * and of x_j through x_j w_j^T. What later chunks said of the tail's pairs is added. */
 static void end_back(const unit_work *w)
 {
     const fwa_cpu_chunk *c = w->c;
     const int64_t rows = w->pairs - w->first, tail = w->window - 1;
-    const size_t row = (size_t)c->stride * sizeof(float), dim = (size_t)c->dim_stride * sizeof(float);
+    const size_t row = (size_t)c->stride * sizeof(float),
+                 dim = (size_t)c->dim_stride * sizeof(float);
     const operand x = {c->x + w->first * c->dim_stride, c->dim_stride, 1};
     int64_t d, i;
     memset(c->x_grad, 0, dim * (size_t)w->pairs);
@@ -271,12 +276,14 @@ static void end_back(const unit_work *w)
         memset(c->scores_grad + i * c->pair_stride, 0, sizeof(float) * (size_t)w->pairs);
     memcpy(c->x_grad + w->tokens * c->dim_stride, c->late_x, dim * (size_t)tail);
     memcpy(c->v_grad + w->tokens * c->stride, c->late_v, row * (size_t)tail);
-    product(rows, c->stride, w->p->key_dim, x, c->state_grad, c->stride, c->w_grad + w->first * c->stride,
-            c->stride, NULL);
+    product(rows, c->stride, w->p->key_dim, x, c->state_grad, c->stride,
+            c->w_grad + w->first * c->stride, c->stride, NULL);
     for (d = 0; d < w->p->key_dim; d++)
-        add_products(c->decay_grad, c->state + d * c->stride, c->state_grad + d * c->stride, c->stride);
-    inner_products(rows, w->p->key_dim, c->stride, c->w + w->first * c->stride, c->stride, c->state_grad,
-                   c->stride, c->x_grad + w->first * c->dim_stride, c->dim_stride, true);
+        add_products(c->decay_grad, c->state + d * c->stride, c->state_grad + d * c->stride,
+                     c->stride);
+    inner_products(rows, w->p->key_dim, c->stride, c->w + w->first * c->stride, c->stride,
+                   c->state_grad, c->stride, c->x_grad + w->first * c->dim_stride, c->dim_stride,
+                   true);
 }
 
 /* The dense products at the chunk's start: gradients of features, queries and the state. */
@@ -293,7 +300,8 @@ static void start_back(const unit_work *w)
     const operand x_t = {x, 1, c->dim_stride}, q_t = {c->q, 1, c->dim_stride};
     inner_products(w->tokens, dim, c->stride, c->z0_grad, c->stride, c->state, c->stride, c->q_grad,
                    c->dim_stride, false);
-    product(w->tokens, c->dim_stride, rows, scores, x, c->dim_stride, c->q_grad, c->dim_stride, c->ones);
+    product(w->tokens, c->dim_stride, rows, scores, x, c->dim_stride, c->q_grad, c->dim_stride,
+            c->ones);
     product(rows, c->dim_stride, w->tokens, scores_t, c->q, c->dim_stride, x_grad, c->dim_stride,
             c->ones);
     product(dim, c->stride, w->tokens, q_t, c->z0_grad, c->stride, c->state_grad, c->stride,
@@ -304,15 +312,15 @@ static void start_back(const unit_work *w)
                    x_grad, c->dim_stride, true);
     product(rows, c->dim_stride, rows, gram, x, c->dim_stride, x_grad, c->dim_stride, c->ones);
     product(rows, c->dim_stride, rows, gram_t, x, c->dim_stride, x_grad, c->dim_stride, c->ones);
-    product(dim, c->stride, rows, x_t, c->y0_grad + f * c->stride, c->stride, c->state_grad, c->stride,
-            c->ones);
+    product(dim, c->stride, rows, x_t, c->y0_grad + f * c->stride, c->stride, c->state_grad,
+            c->stride, c->ones);
 }
 
 /* Where a unit's partial rows of one sequence begin. */
 static float *partial_x(const unit_work *w, const fwa_cpu_partials *parts, int64_t unit)
 {
-    return parts->x +
-           (unit * parts->rows + w->s->before + w->s->index * (w->window - 1)) * (int64_t)w->c->dim_stride;
+    return parts->x + (unit * parts->rows + w->s->before + w->s->index * (w->window - 1)) *
+                          (int64_t)w->c->dim_stride;
 }
 
 /* Hands out the gradients of the chunk's own tokens and keeps those of earlier pairs. */
@@ -360,7 +368,8 @@ static void backward_chunk(unit_work *w, int64_t start, const fwa_backward_args 
         steps_back(w, t, &args->beta_grad, gate_grads + t * 3);
     }
     for (t = w->first; w->regression && t < w->window - 1; t++)
-        memcpy(c->y0_grad + t * c->stride, c->y_grad + t * c->stride, sizeof(float) * (size_t)c->stride);
+        memcpy(c->y0_grad + t * c->stride, c->y_grad + t * c->stride,
+               sizeof(float) * (size_t)c->stride);
     start_back(w);
     store_grads(w, args, parts, unit);
 }
@@ -379,11 +388,13 @@ static void load_late(const unit_work *w, const fwa_backward_args *args)
         float *row = c->state_grad + d * c->stride;
         if (fwa_present(&grad->state))
             fwa_load_f32(&grad->state,
-                         fwa_at3(&grad->state, w->s->index, w->u.head, d) + w->u.column * grad->state.stride[3],
+                         fwa_at3(&grad->state, w->s->index, w->u.head, d) +
+                             w->u.column * grad->state.stride[3],
                          w->u.columns, row);
         if (w->p->normalizer)
             row[w->u.columns] = fwa_load_one_f32(
-                &grad->norm, fwa_at2(&grad->norm, w->s->index, w->u.head) + d * grad->norm.stride[2], 0);
+                &grad->norm,
+                fwa_at2(&grad->norm, w->s->index, w->u.head) + d * grad->norm.stride[2], 0);
     }
     for (i = tail - fill; fwa_present(&grad->tail_value) && i < tail; i++)
         fwa_load_f32(&grad->tail_value,
@@ -392,7 +403,8 @@ static void load_late(const unit_work *w, const fwa_backward_args *args)
                      w->u.columns, c->late_v + i * c->stride);
 }
 
-/* The gradients of the carry handed in, as far as this unit owns them; the rest goes to the partials. */
+/* The gradients of the carry handed in, as far as this unit owns them; the rest goes to the
+ * partials. */
 static void store_early(const unit_work *w, const fwa_backward_args *args,
                         const fwa_cpu_partials *parts, int64_t unit)
 {
@@ -411,7 +423,8 @@ static void store_early(const unit_work *w, const fwa_backward_args *args,
         norm[d] = w->p->normalizer ? row[w->u.columns] : 0;
     }
     for (i = 0; fwa_present(&grad->tail_value) && i < tail; i++)
-        fwa_store_f32(&grad->tail_value, fwa_at3(&grad->tail_value, w->s->index, i, w->u.head) + w->u.column,
+        fwa_store_f32(&grad->tail_value,
+                      fwa_at3(&grad->tail_value, w->s->index, i, w->u.head) + w->u.column,
                       w->u.columns, c->late_v + i * c->stride);
     memcpy(partial_x(w, parts, unit), c->late_x, sizeof(float) * (size_t)(tail * c->dim_stride));
 }
@@ -425,7 +438,8 @@ static void clear_grads(const unit_work *w, const fwa_backward_args *args,
     static const float zero[FWA_COLUMNS_LIMIT];
     int64_t t, at;
     memset(partial_x(w, parts, unit), 0, dim * (tokens + (size_t)w->window - 1));
-    memset(parts->q + (unit * parts->tokens + w->s->before) * (int64_t)c->dim_stride, 0, dim * tokens);
+    memset(parts->q + (unit * parts->tokens + w->s->before) * (int64_t)c->dim_stride, 0,
+           dim * tokens);
     memset(parts->gates + (unit * parts->tokens + w->s->before) * 3, 0, 3 * sizeof(float) * tokens);
     memset(c->state_grad, 0, sizeof(float) * (size_t)w->p->key_dim * (size_t)c->stride);
     memset(c->late_v, 0, sizeof(float) * (size_t)((w->window - 1) * c->stride));
@@ -434,8 +448,8 @@ static void clear_grads(const unit_work *w, const fwa_backward_args *args,
         at = w->s->first + t;
         if (fwa_present(&args->v_grad))
             fwa_store_f32(&args->v_grad,
-                          fwa_at3(&args->v_grad, w->s->row, at, w->u.head) + w->u.column, w->u.columns,
-                          zero);
+                          fwa_at3(&args->v_grad, w->s->row, at, w->u.head) + w->u.column,
+                          w->u.columns, zero);
         if (w->per_channel && fwa_present(&args->beta_grad))
             fwa_store_f32(&args->beta_grad,
                           fwa_at3(&args->beta_grad, w->s->row, at, w->u.head) + w->u.column,
@@ -444,14 +458,15 @@ static void clear_grads(const unit_work *w, const fwa_backward_args *args,
     store_early(w, args, parts, unit);
 }
 
-static void FWA_KERNEL(backward)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_sequence *s,
-                                 int64_t unit, fwa_cpu_chunk *c,
+static void FWA_KERNEL(backward)(const fwa_cpu_plan *plan, const fwa_call *call,
+                                 const fwa_sequence *s, int64_t unit, fwa_cpu_chunk *c,
                                  const fwa_cpu_partials *parts)
 {
     const fwa_backward_args *args = call->backward;
     unit_work w = unit_begin(plan, call, &args->carry_in, s, unit, c);
     const size_t state = (size_t)w.p->key_dim * (size_t)c->stride;
-    int64_t bare = w.first_pair == 1, chunks, segments, first = fwa_cpu_first_segment(plan, s), i, j;
+    int64_t bare = w.first_pair == 1, chunks, segments, first = fwa_cpu_first_segment(plan, s), i,
+            j;
     int32_t k;
     for (k = 0; k < FWA_COLUMNS_LIMIT; k++)
         c->ones[k] = 1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A chunk of a unit: its features, gates and dense products, and the walk through its tokens. Compiled
- * once per ISA. Pair row i of a chunk is the pair that token start - (B - 1) + i writes; token t of the
- * chunk writes row t + B - 1. */
+/* A chunk of a unit: its features, gates and dense products, and the walk through its tokens.
+ * Compiled once per ISA. Pair row i of a chunk is the pair that token start - (B - 1) + i writes;
+ * token t of the chunk writes row t + B - 1. */
 
 typedef struct {
     const fwa_cpu_plan *plan;
@@ -24,7 +24,8 @@ static unit_work unit_begin(const fwa_cpu_plan *plan, const fwa_call *call, cons
                             const fwa_sequence *s, int64_t unit, fwa_cpu_chunk *c)
 {
     const fwa_problem *p = &plan->problem;
-    unit_work w = {.plan = plan, .p = p, .in = fwa_call_inputs(call), .carry = carry, .s = s, .c = c};
+    unit_work w = {
+        .plan = plan, .p = p, .in = fwa_call_inputs(call), .carry = carry, .s = s, .c = c};
     w.u = fwa_cpu_unit_get(plan, unit);
     w.knobs = fwa_problem_knobs_f32(p);
     w.window = p->window;
@@ -38,8 +39,8 @@ static unit_work unit_begin(const fwa_cpu_plan *plan, const fwa_call *call, cons
     return w;
 }
 
-/* Tokens of the chunk that begins at `start`. A fresh next_latent sequence's first token is no pair, so
- * the first chunk takes it on top: prepending a token moves no chunk boundary. */
+/* Tokens of the chunk that begins at `start`. A fresh next_latent sequence's first token is no
+ * pair, so the first chunk takes it on top: prepending a token moves no chunk boundary. */
 static int64_t chunk_tokens(const unit_work *w, int64_t start)
 {
     int64_t tokens = w->plan->chunk, left = w->s->length - start;
@@ -68,7 +69,8 @@ static void load_state(const unit_work *w)
                          w->u.columns, row);
         if (p->normalizer)
             row[w->u.columns] = fwa_load_one_f32(
-                &carry->norm, fwa_at2(&carry->norm, slot, w->u.head) + d * carry->norm.stride[2], 0);
+                &carry->norm, fwa_at2(&carry->norm, slot, w->u.head) + d * carry->norm.stride[2],
+                0);
     }
 }
 
@@ -101,10 +103,9 @@ static void load_pair(const unit_work *w, int64_t row)
                          w->u.column * tail->stride[3],
                      w->u.columns, value);
     else
-        fwa_load_f32(v,
-                     fwa_at3(v, w->s->row, w->s->first + token, w->u.head) +
-                         w->u.column * v->stride[3],
-                     w->u.columns, value);
+        fwa_load_f32(
+            v, fwa_at3(v, w->s->row, w->s->first + token, w->u.head) + w->u.column * v->stride[3],
+            w->u.columns, value);
     if (w->p->normalizer)
         value[w->u.columns] = 1;
 }
@@ -191,8 +192,8 @@ static void load_steps(const unit_work *w, int64_t t)
     c->statistic[t] = w->needs_statistic ? statistic_of(w, t) : 0;
     g = load_gates(w, t, c->raw);
     for (i = 0; i < (w->per_channel ? w->u.width : 1); i++) {
-        fwa_decay_step_t_f32 step = fwa_decay_step_f32(&w->knobs, w->per_channel ? c->raw[i] : g.beta,
-                                                       g.lambda, g.log_gate, c->statistic[t]);
+        fwa_decay_step_t_f32 step = fwa_decay_step_f32(
+            &w->knobs, w->per_channel ? c->raw[i] : g.beta, g.lambda, g.log_gate, c->statistic[t]);
         gamma[i] = step.gamma;
         kappa[i] = step.eta / (float)count;
     }
@@ -244,7 +245,8 @@ static inline __attribute__((always_inline)) strip strip_load(const float *at, c
     return s;
 }
 
-static inline __attribute__((always_inline)) void strip_store(float *at, const strip *s, const int U)
+static inline __attribute__((always_inline)) void strip_store(float *at, const strip *s,
+                                                              const int U)
 {
     int u;
     FOR_STRIP store(at + u * FWA_LANES, s->v[u]);
@@ -258,15 +260,16 @@ static inline __attribute__((always_inline)) void strip_add(strip *sum, float a,
     FOR_STRIP sum->v[u] += splat(a) * load(row + u * FWA_LANES);
 }
 
-static inline __attribute__((always_inline)) void strip_multiply(strip *s, const strip *by, const int U)
+static inline __attribute__((always_inline)) void strip_multiply(strip *s, const strip *by,
+                                                                 const int U)
 {
     int u;
     FOR_STRIP s->v[u] *= by->v[u];
 }
 
 /* The prediction of the pair that enters at token t, row p: Gamma Y0_p + sum_{i<p} G[p,i] w_i. */
-static inline __attribute__((always_inline)) void walk_enter(const unit_work *w, int64_t p, int64_t at,
-                                                             const int U)
+static inline __attribute__((always_inline)) void walk_enter(const unit_work *w, int64_t p,
+                                                             int64_t at, const int U)
 {
     const fwa_cpu_chunk *c = w->c;
     const float *gram = c->gram + p * c->pair_stride;
@@ -279,8 +282,8 @@ static inline __attribute__((always_inline)) void walk_enter(const unit_work *w,
 }
 
 /* o_t = Gamma Z0_t + sum_{i<rows} P[t,i] w_i. */
-static inline __attribute__((always_inline)) void walk_read(const unit_work *w, int64_t t, int64_t rows,
-                                                            int64_t at, const int U)
+static inline __attribute__((always_inline)) void walk_read(const unit_work *w, int64_t t,
+                                                            int64_t rows, int64_t at, const int U)
 {
     const fwa_cpu_chunk *c = w->c;
     const float *scores = c->scores + t * c->pair_stride;
@@ -293,8 +296,8 @@ static inline __attribute__((always_inline)) void walk_read(const unit_work *w, 
 }
 
 /* The residual of pair j at token t: v_j - rho y_j, or v_j for the inner product. */
-static inline __attribute__((always_inline)) strip walk_residual(const unit_work *w, int64_t t, int64_t j,
-                                                                 int64_t at, const int U)
+static inline __attribute__((always_inline)) strip walk_residual(const unit_work *w, int64_t t,
+                                                                 int64_t j, int64_t at, const int U)
 {
     const fwa_cpu_chunk *c = w->c;
     strip r = strip_load(c->v + j * c->stride + at, U), y;
@@ -309,11 +312,12 @@ static inline __attribute__((always_inline)) strip walk_residual(const unit_work
     return r;
 }
 
-/* The window's predictions after the step: y_j = gamma y_j + kappa sum_i G[j,i] r_i. The residuals stand
- * in rows of `residual`. */
-static inline __attribute__((always_inline)) void walk_window(const unit_work *w, int64_t t, int64_t low,
-                                                              int64_t count, const float *residual,
-                                                              int64_t at, const int U)
+/* The window's predictions after the step: y_j = gamma y_j + kappa sum_i G[j,i] r_i. The residuals
+ * stand in rows of `residual`. */
+static inline __attribute__((always_inline)) void walk_window(const unit_work *w, int64_t t,
+                                                              int64_t low, int64_t count,
+                                                              const float *residual, int64_t at,
+                                                              const int U)
 {
     const fwa_cpu_chunk *c = w->c;
     const strip gamma = strip_load(c->gamma + t * c->stride + at, U);
@@ -333,8 +337,8 @@ static inline __attribute__((always_inline)) void walk_window(const unit_work *w
 }
 
 /* The write of token t: w_i *= gamma for earlier rows, w_j += kappa r_j in the window. */
-static inline __attribute__((always_inline)) void walk_write(const unit_work *w, int64_t t, int64_t p,
-                                                             int64_t at, const int U)
+static inline __attribute__((always_inline)) void walk_write(const unit_work *w, int64_t t,
+                                                             int64_t p, int64_t at, const int U)
 {
     fwa_cpu_chunk *c = w->c;
     float residual[FWA_EIGEN_MAX * FWA_LANES * STRIP];
@@ -350,7 +354,8 @@ static inline __attribute__((always_inline)) void walk_write(const unit_work *w,
     }
     for (i = low; i < low + count; i++) {
         strip r = walk_residual(w, t, i, at, U), coefficient;
-        FOR_STRIP coefficient.v[u] = i < p ? load(c->w + i * c->stride + at + u * FWA_LANES) : splat(0);
+        FOR_STRIP coefficient.v[u] = i < p ? load(c->w + i * c->stride + at + u * FWA_LANES)
+                                           : splat(0);
         FOR_STRIP coefficient.v[u] += kappa.v[u] * r.v[u];
         strip_store(c->w + i * c->stride + at, &coefficient, U);
         strip_store(residual + (i - low) * FWA_LANES * STRIP, &r, U);
@@ -362,8 +367,8 @@ static inline __attribute__((always_inline)) void walk_write(const unit_work *w,
 }
 
 /* What the backward wants to know of the moment before token t's write. */
-static inline __attribute__((always_inline)) void walk_trace(const unit_work *w, int64_t t, int64_t at,
-                                                             const int U)
+static inline __attribute__((always_inline)) void walk_trace(const unit_work *w, int64_t t,
+                                                             int64_t at, const int U)
 {
     const fwa_cpu_chunk *c = w->c;
     int64_t low, count = window_of(w, t, &low), p = t + w->window - 1, i;
@@ -379,8 +384,8 @@ static inline __attribute__((always_inline)) void walk_trace(const unit_work *w,
     }
 }
 
-static inline __attribute__((always_inline)) void walk_token(const unit_work *w, int64_t t, int64_t at,
-                                                             const int U)
+static inline __attribute__((always_inline)) void walk_token(const unit_work *w, int64_t t,
+                                                             int64_t at, const int U)
 {
     int64_t p = t + w->window - 1;
     if (w->regression && p >= w->first)
@@ -395,15 +400,15 @@ static inline __attribute__((always_inline)) void walk_token(const unit_work *w,
 }
 
 /* Runs `run(w, t, at, U)` for tokens [from, to) on every strip of columns. */
-#define FOR_STRIPS(w, from, to, run)                                           \
-    do {                                                                       \
-        int64_t at_ = 0, t_;                                                   \
-        for (; at_ + STRIP * FWA_LANES <= (w)->c->stride; at_ += STRIP * FWA_LANES) \
-            for (t_ = (from); t_ < (to); t_++)                                 \
-                run(w, t_, at_, STRIP);                                        \
-        for (; at_ < (w)->c->stride; at_ += FWA_LANES)                         \
-            for (t_ = (from); t_ < (to); t_++)                                 \
-                run(w, t_, at_, 1);                                            \
+#define FOR_STRIPS(w, from, to, run)                                                               \
+    do {                                                                                           \
+        int64_t at_ = 0, t_;                                                                       \
+        for (; at_ + STRIP * FWA_LANES <= (w)->c->stride; at_ += STRIP * FWA_LANES)                \
+            for (t_ = (from); t_ < (to); t_++)                                                     \
+                run(w, t_, at_, STRIP);                                                            \
+        for (; at_ < (w)->c->stride; at_ += FWA_LANES)                                             \
+            for (t_ = (from); t_ < (to); t_++)                                                     \
+                run(w, t_, at_, 1);                                                                \
     } while (0)
 
 /* Products with the state at the chunk's start, and the start of the walk. */
@@ -432,6 +437,6 @@ static void leave_chunk(const unit_work *w, int64_t rows, float *state)
     const fwa_cpu_chunk *c = w->c;
     const operand x = {c->x + w->first * c->dim_stride, 1, c->dim_stride};
     int64_t depth = rows > w->first ? rows - w->first : 0;
-    product(w->p->key_dim, c->stride, depth, x, c->w + w->first * c->stride, c->stride, state, c->stride,
-            c->decay);
+    product(w->p->key_dim, c->stride, depth, x, c->w + w->first * c->stride, c->stride, state,
+            c->stride, c->decay);
 }

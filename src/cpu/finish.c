@@ -26,8 +26,8 @@ static unit_range key_units(const finish_work *w, int64_t head, int32_t heads)
 }
 
 /* Sum over units of row `row` of a partial with `rows` rows of `stride`. */
-static void sum_partials(const float *partial, int64_t rows, int64_t row, int64_t stride, int64_t count,
-                         unit_range units, float *sum)
+static void sum_partials(const float *partial, int64_t rows, int64_t row, int64_t stride,
+                         int64_t count, unit_range units, float *sum)
 {
     int64_t unit, i;
     for (i = 0; i < count; i++)
@@ -51,18 +51,18 @@ static void add_row(const finish_work *w, const fwa_tensor *t, int64_t offset, f
         to[i] += row[i];
 }
 
-/* The gradient of the raw key of pair `pair` of sequence n: features first, then what a tail handed on
- * said of it. `raw` is the key. */
-static void key_gradient(const finish_work *w, const fwa_sequence *s, int64_t head,
-                         int64_t pair, const float *raw, float *grad)
+/* The gradient of the raw key of pair `pair` of sequence n: features first, then what a tail handed
+ * on said of it. `raw` is the key. */
+static void key_gradient(const finish_work *w, const fwa_sequence *s, int64_t head, int64_t pair,
+                         const float *raw, float *grad)
 {
     const fwa_problem *p = w->p;
     const fwa_tensor *tail = &w->args->carry_out_grad.tail_key;
     int64_t index = pair - (s->length - (p->window - 1)); /* in the tail handed on */
     float features[256];
     sum_partials(w->parts->x, w->parts->rows,
-                 s->before + s->index * (p->window - 1) + p->window - 1 + pair, w->dim_stride, p->key_dim,
-                 key_units(w, head, p->heads_key), features);
+                 s->before + s->index * (p->window - 1) + p->window - 1 + pair, w->dim_stride,
+                 p->key_dim, key_units(w, head, p->heads_key), features);
     fwa_feature_backward_f32(p, raw, features, grad);
     if (index >= 0 && fwa_present(tail))
         add_row(w, tail, fwa_at3(tail, s->index, index, head), grad);
@@ -107,7 +107,8 @@ static void finish_carry_keys(const finish_work *w, const fwa_sequence *s, int64
     for (i = 0; fwa_present(&out->tail_key) && i < tail; i++) {
         memset(grad, 0, sizeof grad);
         if (i >= tail - fill && s->length > 0) {
-            fwa_load_f32(&in->tail_key, fwa_at3(&in->tail_key, s->slot_in, i, head), p->key_dim, raw);
+            fwa_load_f32(&in->tail_key, fwa_at3(&in->tail_key, s->slot_in, i, head), p->key_dim,
+                         raw);
             key_gradient(w, s, head, i - tail, raw, grad);
         }
         fwa_store_f32(&out->tail_key, fwa_at3(&out->tail_key, s->index, i, head), p->key_dim, grad);
@@ -149,7 +150,8 @@ static void finish_gates(const finish_work *w, const fwa_sequence *s, int64_t he
     }
     if (fwa_present(&a->carry_in_grad.norm)) {
         const fwa_tensor *norm = &a->carry_in_grad.norm;
-        sum_partials(w->parts->norm, w->parts->sequences, s->index, w->dim_stride, p->key_dim, units, sums);
+        sum_partials(w->parts->norm, w->parts->sequences, s->index, w->dim_stride, p->key_dim,
+                     units, sums);
         fwa_store_f32(norm, fwa_at2(norm, s->index, head), p->key_dim, sums);
     }
 }

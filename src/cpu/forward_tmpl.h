@@ -35,7 +35,8 @@ static void store_state(const unit_work *w, const fwa_carry *out, const float *s
                               w->u.column * out->state.stride[3],
                           w->u.columns, row);
         if (fwa_present(&out->norm) && w->u.column == 0)
-            fwa_store_f32(&out->norm, fwa_at2(&out->norm, slot, w->u.head) + d, 1, row + w->u.columns);
+            fwa_store_f32(&out->norm, fwa_at2(&out->norm, slot, w->u.head) + d, 1,
+                          row + w->u.columns);
     }
 }
 
@@ -62,13 +63,14 @@ static void clear_outputs(const unit_work *w, const fwa_tensor *o)
     static const float zero[FWA_COLUMNS_LIMIT];
     int64_t t;
     for (t = 0; t < w->s->length; t++)
-        fwa_store_f32(o, fwa_at3(o, w->s->row, w->s->first + t, w->u.head) + w->u.column, w->u.columns,
-                      zero);
+        fwa_store_f32(o, fwa_at3(o, w->s->row, w->s->first + t, w->u.head) + w->u.column,
+                      w->u.columns, zero);
 }
 
-/* The masked form's weights of one value column (or of the head): m[t,j] = gamma_t m[t-1,j] + kappa_t
- * for j in the window; row t is what token t reads. */
-static void store_mask_column(const unit_work *w, const fwa_tensor *mask, int64_t base, int32_t column)
+/* The masked form's weights of one value column (or of the head): m[t,j] = gamma_t m[t-1,j] +
+ * kappa_t for j in the window; row t is what token t reads. */
+static void store_mask_column(const unit_work *w, const fwa_tensor *mask, int64_t base,
+                              int32_t column)
 {
     const fwa_cpu_chunk *c = w->c;
     float *row = c->mask;
@@ -127,7 +129,8 @@ static void forward_chunk(unit_work *w, int64_t start, int64_t tokens, const fwa
         store_mask(w, &args->mask);
 }
 
-static void keep_state(const unit_work *w, const fwa_cpu_partials *kept, int64_t unit, int64_t segment)
+static void keep_state(const unit_work *w, const fwa_cpu_partials *kept, int64_t unit,
+                       int64_t segment)
 {
     size_t count = (size_t)w->p->key_dim * (size_t)w->c->stride;
     memcpy(kept->states + (size_t)(unit * kept->segments + segment) * count, w->c->state,
@@ -153,7 +156,8 @@ static void FWA_KERNEL(forward)(const fwa_cpu_plan *plan, const fwa_call *call, 
         tokens = chunk_tokens(&w, start);
         if (kept && (plan->segment ? index % plan->segment == 0 : index == 0))
             keep_state(&w, kept, unit,
-                       fwa_cpu_first_segment(plan, s) + (plan->segment ? index / plan->segment : 0));
+                       fwa_cpu_first_segment(plan, s) +
+                           (plan->segment ? index / plan->segment : 0));
         forward_chunk(&w, start, tokens, args);
     }
 }

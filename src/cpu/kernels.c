@@ -47,5 +47,6 @@ void fwa_cpu_kernels_list(char *text, size_t size)
     text[0] = '\0';
     for (i = count; i-- > 0 && used < size;)
         if (tables[i]->available())
-            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "", tables[i]->isa);
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "",
+                                     tables[i]->isa);
 }

@@ -4,7 +4,7 @@
 #include "cpu.h"
 
 typedef struct {
-    char *base; /* NULL: only count */
+    char *base;  /* NULL: only count */
     size_t size; /* SIZE_MAX once it has overflowed */
 } arena;
 

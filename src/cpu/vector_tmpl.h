@@ -23,16 +23,20 @@ static inline __attribute__((always_inline)) vec splat(float value)
     return (vec){0} + value;
 }
 
-/* Sum of the lanes, as a tree. */
-static inline __attribute__((always_inline)) float sum_lanes(vec value)
+/* Sum of the lanes, as a tree: halves onto each other. */
+static inline __attribute__((always_inline)) float sum_lanes(vec v)
 {
-    float lane[FWA_LANES];
-    int i, n;
-    memcpy(lane, &value, sizeof lane);
-    for (n = FWA_LANES / 2; n > 0; n /= 2)
-        for (i = 0; i < n; i++)
-            lane[i] += lane[i + n];
-    return lane[0];
+#if FWA_LANES == 16
+    v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+#elif FWA_LANES == 8
+    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
+    v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
+#else
+    v += __builtin_shufflevector(v, v, 2, 3, 0, 1);
+#endif
+    return v[0] + v[1];
 }
 
 static float dot(const float *a, const float *b, int64_t n)
@@ -51,10 +55,10 @@ typedef struct {
 } operand;
 
 /* R rows x U vectors of C = keep * C + A B. */
-static inline __attribute__((always_inline)) void product_tile(int R, int U, int64_t depth, operand a,
-                                                               const float *b, int64_t b_stride,
-                                                               float *c, int64_t c_stride,
-                                                               const float *keep)
+static inline __attribute__((always_inline)) void product_tile(int R, int U, int64_t depth,
+                                                               operand a, const float *b,
+                                                               int64_t b_stride, float *c,
+                                                               int64_t c_stride, const float *keep)
 {
     vec sum[4][2];
     int64_t k;
@@ -68,16 +72,16 @@ static inline __attribute__((always_inline)) void product_tile(int R, int U, int
     for (k = 0; k < depth; k++)
         for (r = 0; r < R; r++)
             for (u = 0; u < U; u++)
-                sum[r][u] += splat(a.a[r * a.row + k * a.column]) * load(b + k * b_stride + u * FWA_LANES);
+                sum[r][u] += splat(a.a[r * a.row + k * a.column]) *
+                             load(b + k * b_stride + u * FWA_LANES);
     for (r = 0; r < R; r++)
         for (u = 0; u < U; u++)
             store(c + r * c_stride + u * FWA_LANES, sum[r][u]);
 }
 
-static inline __attribute__((always_inline)) void product_columns(int U, int64_t rows, int64_t depth,
-                                                                  operand a, const float *b,
-                                                                  int64_t b_stride, float *c,
-                                                                  int64_t c_stride, const float *keep)
+static inline __attribute__((always_inline)) void
+product_columns(int U, int64_t rows, int64_t depth, operand a, const float *b, int64_t b_stride,
+                float *c, int64_t c_stride, const float *keep)
 {
     for (; rows >= 4; rows -= 4, a.a += 4 * a.row, c += 4 * c_stride)
         product_tile(4, U, depth, a, b, b_stride, c, c_stride, keep);
@@ -85,21 +89,24 @@ static inline __attribute__((always_inline)) void product_columns(int U, int64_t
         product_tile(1, U, depth, a, b, b_stride, c, c_stride, keep);
 }
 
-/* C [rows, width] = A [rows, depth] B [depth, width], plus C times keep [width] where that is given. */
+/* C [rows, width] = A [rows, depth] B [depth, width], plus C times keep [width] where that is
+ * given. */
 static void product(int64_t rows, int64_t width, int64_t depth, operand a, const float *b,
                     int64_t b_stride, float *c, int64_t c_stride, const float *keep)
 {
     int64_t at = 0;
     for (; at + 2 * FWA_LANES <= width; at += 2 * FWA_LANES)
-        product_columns(2, rows, depth, a, b + at, b_stride, c + at, c_stride, keep ? keep + at : NULL);
+        product_columns(2, rows, depth, a, b + at, b_stride, c + at, c_stride,
+                        keep ? keep + at : NULL);
     for (; at < width; at += FWA_LANES)
-        product_columns(1, rows, depth, a, b + at, b_stride, c + at, c_stride, keep ? keep + at : NULL);
+        product_columns(1, rows, depth, a, b + at, b_stride, c + at, c_stride,
+                        keep ? keep + at : NULL);
 }
 
-static inline __attribute__((always_inline)) void inner_tile(int R, int Q, int64_t depth, const float *a,
-                                                             int64_t a_stride, const float *b,
-                                                             int64_t b_stride, float *c,
-                                                             int64_t c_stride, bool add)
+static inline __attribute__((always_inline)) void inner_tile(int R, int Q, int64_t depth,
+                                                             const float *a, int64_t a_stride,
+                                                             const float *b, int64_t b_stride,
+                                                             float *c, int64_t c_stride, bool add)
 {
     vec sum[2][4];
     int64_t k;
@@ -120,8 +127,8 @@ static inline __attribute__((always_inline)) void inner_tile(int R, int Q, int64
 
 static inline __attribute__((always_inline)) void inner_rows(int R, int64_t columns, int64_t depth,
                                                              const float *a, int64_t a_stride,
-                                                             const float *b, int64_t b_stride, float *c,
-                                                             int64_t c_stride, bool add)
+                                                             const float *b, int64_t b_stride,
+                                                             float *c, int64_t c_stride, bool add)
 {
     for (; columns >= 4; columns -= 4, b += 4 * b_stride, c += 4)
         inner_tile(R, 4, depth, a, a_stride, b, b_stride, c, c_stride, add);

@@ -18,10 +18,11 @@
  *
  * f32: the unit roundoff is 6e-8. A state is a sum over all tokens, whose rounding errors decay as
  * slowly as its terms do, so errors grow like the root of tokens * D at worst: 2e-5 is 330
- * roundoffs. Where a tensor is a small difference of large terms (dlambda and dbeta with
- * normalised steps, where deta, dE and dgamma cancel) the terms, not the tensor, set the error.
- * A single element may cancel completely; the norm over the whole tensor does not, save where the
- * exact answer is zero, and then the error is absolute.
+ * roundoffs; the usual is 1e-6. Where a tensor is a small difference of large terms, the terms set
+ * its error. Where algebra can avoid that (1 - eta lambda, and lambda's gradient, which is the sum
+ * of a share through eta and one through gamma) a backend must; what is left is cancellation
+ * between tokens or coordinates. A single element may cancel completely; the norm over the whole
+ * tensor does not, save where the exact answer is zero, and then the error is absolute.
  *
  * bf16, f16: an element of an output is rounded by at most its 2^-8 and 2^-11 (3.9e-3, 4.9e-4),
  * half as much on average, and matrix units may round operands of products inside a chunk to the
@@ -30,9 +31,10 @@
  *
  * The maximum is relative to the largest element. One wrong element among n has a relative norm of
  * only 1/sqrt(n), so the norm alone would let it pass. Rounding errors are spread like noise: the
- * largest of a million is about 5 deviations, and errors gather where the terms are large: 8 times.
+ * largest of a million is about 5 deviations, but where errors are
+ * large the elements usually are, too: 4 times.
  */
-#define MAXIMUM_FACTOR 8.0
+#define MAXIMUM_FACTOR 4.0
 
 static const struct {
     int32_t dtype;

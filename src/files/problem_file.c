@@ -27,18 +27,30 @@ typedef struct knob {
 #define FIELD(name) offsetof(fwa_problem, name)
 
 static const knob knobs[] = {
-    {"align", KNOB_NAME, FIELD(alignment), {"next_latent", "same_step"}, "next_latent, same_step"},
-    {"read", KNOB_NAME, FIELD(read), {"after_write", "before_write"}, "after_write, before_write"},
-    {"step", KNOB_NAME, FIELD(step), {"normalized", "direct"}, "normalized, direct"},
+    {"align",
+     KNOB_NAME,
+     FIELD(alignment),
+     {"next_latent", "same_step"},
+     "one of next_latent, same_step"},
+    {"read",
+     KNOB_NAME,
+     FIELD(read),
+     {"after_write", "before_write"},
+     "one of after_write, before_write"},
+    {"step", KNOB_NAME, FIELD(step), {"normalized", "direct"}, "one of normalized, direct"},
     {"ridge",
      KNOB_NAME,
      FIELD(ridge),
      {"actual", "scale_coupled", "scale_coupled_live"},
-     "actual, scale_coupled, scale_coupled_live"},
-    {"predict_from", KNOB_NAME, FIELD(prediction), {"previous", "decayed"}, "previous, decayed"},
-    {"qk_norm", KNOB_NAME, FIELD(qk_norm), {"none", "l2", "rms"}, "none, l2, rms"},
-    {"phi", KNOB_NAME, FIELD(phi), {"identity", "relu", "elu1"}, "identity, relu, elu1"},
-    {"normalizer", KNOB_NAME, FIELD(normalizer), {"0", "1"}, "0, 1"},
+     "one of actual, scale_coupled, scale_coupled_live"},
+    {"predict_from",
+     KNOB_NAME,
+     FIELD(prediction),
+     {"previous", "decayed"},
+     "one of previous, decayed"},
+    {"qk_norm", KNOB_NAME, FIELD(qk_norm), {"none", "l2", "rms"}, "one of none, l2, rms"},
+    {"phi", KNOB_NAME, FIELD(phi), {"identity", "relu", "elu1"}, "one of identity, relu, elu1"},
+    {"normalizer", KNOB_NAME, FIELD(normalizer), {"0", "1"}, "one of 0, 1"},
     {"window", KNOB_INTEGER, FIELD(window), {NULL}, "an integer"},
     {"eps", KNOB_NUMBER, FIELD(eps), {NULL}, "a finite number"},
     {"decay_floor", KNOB_NUMBER, FIELD(decay_floor), {NULL}, "a finite number"},
@@ -143,19 +155,28 @@ static int read_rule(const safetensors *file, fwa_problem *problem, safetensors_
                             name);
 }
 
+int problem_set_knob(fwa_problem *problem, const char *key, const char *text, const char **legal)
+{
+    const knob *one = find_knob(key);
+    if (one == NULL)
+        return 1;
+    *legal = one->legal;
+    return set_knob(problem, one, text);
+}
+
 static int read_knobs(const safetensors *file, fwa_problem *problem, safetensors_message *message)
 {
     for (int32_t i = 0; i < safetensors_metadata_count(file); i++) {
         const char *key = safetensors_metadata_key(file, i);
         if (strcmp(key, RULE_KEY) == 0 || strcmp(key, NOTE_KEY) == 0)
             continue;
-        const knob *one = find_knob(key);
-        if (one == NULL)
+        const char *text = safetensors_metadata(file, key), *legal;
+        const int result = problem_set_knob(problem, key, text, &legal);
+        if (result > 0)
             return safetensors_fail(message, "metadata '%.64s' is no knob of a problem", key);
-        const char *text = safetensors_metadata(file, key);
-        if (set_knob(problem, one, text))
-            return safetensors_fail(message, "metadata '%s' is '%.64s'; it must be %s%s", key, text,
-                                    one->kind == KNOB_NAME ? "one of " : "", one->legal);
+        if (result < 0)
+            return safetensors_fail(message, "metadata '%s' is '%.64s'; it must be %s", key, text,
+                                    legal);
     }
     return 0;
 }
