@@ -464,7 +464,8 @@ typedef struct fwa_carry {
 } fwa_carry;
 
 /* A caller's team: every member calls the same function with the same arguments but its own
- * `member`; the work is shared between them, and each returns when all of it is done. */
+ * `member`; the work is shared between them (between as many as the context has threads), and each
+ * returns when all of it is done. */
 typedef struct fwa_team {
     int32_t member; /* 0 .. size - 1 */
     int32_t size;

@@ -305,6 +305,12 @@ static fwa_status check_data(const fwa_plan *plan, fwa_call *call, const fwa_tea
     return status;
 }
 
+/* No sequence and no token: nothing to do, and no buffers are needed for it. */
+static bool is_idle(const fwa_extent *extent, const fwa_tensor *cu_seqlens)
+{
+    return extent->sequences == 0 && (extent->tokens == 0 || !cu_seqlens->rank);
+}
+
 /* Everything after the tensors' checks. */
 static fwa_status run(const fwa_plan *plan, fwa_pass pass, fwa_call *call, const fwa_team *team,
                       const fwa_buffer buffers[2])
@@ -341,8 +347,11 @@ fwa_status fwa_forward(const fwa_plan *plan, const fwa_forward_args *args)
     list.wide = fwa_wide_dtype(&plan->problem);
     if ((status = check_team(plan, args->team)) != FWA_OK ||
         (status = find_extent(&list, &args->q, &args->cu_seqlens)) != FWA_OK ||
-        (status = check_forward_tensors(&list, args, buffers)) != FWA_OK ||
-        (status = check_buffers(plan, FWA_PASS_FORWARD, &list.extent, buffers)) != FWA_OK)
+        (status = check_forward_tensors(&list, args, buffers)) != FWA_OK)
+        return status;
+    if (is_idle(&list.extent, &args->cu_seqlens))
+        return FWA_OK;
+    if ((status = check_buffers(plan, FWA_PASS_FORWARD, &list.extent, buffers)) != FWA_OK)
         return status;
     call.extent = list.extent;
     return run(plan, FWA_PASS_FORWARD, &call, args->team, buffers);
@@ -363,8 +372,11 @@ fwa_status fwa_backward(const fwa_plan *plan, const fwa_backward_args *args)
     list.wide = fwa_wide_dtype(&plan->problem);
     if ((status = check_team(plan, args->team)) != FWA_OK ||
         (status = find_extent(&list, &args->q, &args->cu_seqlens)) != FWA_OK ||
-        (status = check_backward_tensors(&list, args, buffers)) != FWA_OK ||
-        (status = check_buffers(plan, FWA_PASS_BACKWARD, &list.extent, buffers)) != FWA_OK)
+        (status = check_backward_tensors(&list, args, buffers)) != FWA_OK)
+        return status;
+    if (is_idle(&list.extent, &args->cu_seqlens))
+        return FWA_OK;
+    if ((status = check_buffers(plan, FWA_PASS_BACKWARD, &list.extent, buffers)) != FWA_OK)
         return status;
     call.extent = list.extent;
     return run(plan, FWA_PASS_BACKWARD, &call, args->team, buffers);

@@ -34,7 +34,7 @@ FWA_DEVICE void fwa_jacobi_rotate(int n, double *gram, double *basis, int p, int
     if (gram[p * n + q] == 0)
         return;
     theta = (gram[q * n + q] - gram[p * n + p]) / (2 * gram[p * n + q]);
-    tangent = (theta < 0 ? -1 : 1) / (fabs(theta) + hypot(theta, 1));
+    tangent = (theta < 0 ? -1 : 1) / (fabs(theta) + hypot(theta, 1.0));
     cosine = 1 / sqrt(tangent * tangent + 1);
     sine = tangent * cosine;
     for (i = 0; i < n; i++) {

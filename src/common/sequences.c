@@ -90,22 +90,24 @@ static fwa_status check_signs(const fwa_problem *p, const fwa_inputs *in, const 
                  {"beta", in->beta, 1, "at least 0"},
                  {"lambda", in->lambda, 1, "at least 0"}};
     double row[256];
-    int64_t t, h, c;
+    int64_t t, h, c, count;
     size_t i;
     for (i = 0; i < 3; i++) {
         const fwa_tensor *x = gates[i].tensor;
-        int64_t width = fwa_present(x) && x->rank == 4 ? p->value_dim : 1;
+        /* Rows run along the last axis: heads, or the channels of one head. */
+        const bool channels = fwa_present(x) && x->rank == 4;
         int64_t tokens = !fwa_present(x) ? 0 : x->stride[1] == 0 && s->length > 1 ? 1 : s->length;
         int64_t heads = fwa_present(x) && x->stride[2] == 0 ? 1 : p->heads_value;
         for (t = 0; t < tokens; t++)
-            for (h = 0; h < heads; h++) {
-                fwa_load_f64(x, fwa_at3(x, s->row, s->first + t, h), width, row);
-                for (c = 0; c < width; c++)
+            for (h = 0; h < heads; h += channels ? 1 : count) {
+                count = channels ? p->value_dim : heads - h < 256 ? heads - h : 256;
+                fwa_load_f64(x, fwa_at3(x, s->row, s->first + t, h), count, row);
+                for (c = 0; c < count; c++)
                     if (row[c] * gates[i].sign < 0)
                         return fwa_fail(FWA_ERROR_VALUE,
                                         "%s at [%lld, %lld, %lld] is %g; it must be %s",
                                         gates[i].name, (long long)s->row, (long long)(s->first + t),
-                                        (long long)h, row[c], gates[i].limit);
+                                        (long long)(channels ? h : h + c), row[c], gates[i].limit);
             }
     }
     return FWA_OK;

@@ -13,11 +13,7 @@ source=$(realpath "$(dirname "$0")/../..")
 rm -rf "$2" && mkdir -p "$2" && work=$(realpath "$2") || exit 1
 
 option() {
-    meson introspect "$build" --buildoptions |
-        python3 -c 'import json, sys
-for option in json.load(sys.stdin):
-    if option["name"] == sys.argv[1]:
-        print(str(option["value"]).lower() if isinstance(option["value"], bool) else option["value"])' "$1"
+    meson introspect "$build" --buildoptions | jq -r ".[] | select(.name == \"$1\").value"
 }
 prefix=$(option prefix) library=$(option libdir) kind=$(option default_library) tool=$(option tool)
 version=$(sed -n "s/^ *version: '\([0-9.]*\)',$/\1/p" "$source/meson.build" | head -n 1)
@@ -94,7 +90,7 @@ no_run_path() {
 # Only what every system has, so that nobody's CPU pulls in a GPU's libraries.
 needed() {
     diff -u - <(readelf -d "$root/$library/libfwa.so" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
-        LC_ALL=C sort | grep -vE '^lib(gomp\.so\.1|omp\.so\.5)$') <<< "$(printf '%s\n' libc.so.6 libm.so.6)"
+        LC_ALL=C sort | grep -vE '^(ld-linux.*|libgomp\.so\.1|libomp\.so\.5)$') <<< "$(printf '%s\n' libc.so.6 libm.so.6)"
 }
 
 pc_values() {

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef FWA_BENCH_PROBLEMS_H
+#define FWA_BENCH_PROBLEMS_H
+
+/*
+ * What a benchmark runs: problems, one a line.
+ *
+ *     line  = { blank } [ token { blank { blank } token } { blank } ] [ "#" anything ]
+ *     token = key "=" value
+ *
+ * Keys may come in any order, each at most once; keys and values hold no blanks and no "#".
+ *
+ *     preset       a preset of the library (`fwa info` lists them); required
+ *     pass         forward *, backward, train (forward and backward), decode
+ *     B, T         batch rows; tokens: required, save that decode has 1 where none is given
+ *     Hk, Hv, Hq   heads of key, value and query; 1, Hk and Hk where not given
+ *     D, V         key and value dimension; D is required, V is D where not given
+ *     dtype        f32 *, bf16, f16, f64 (the reference backend)
+ *     state_dtype  f32 *, bf16, f16: the carry's state
+ *     form         auto *, recurrent, masked, chunked
+ *     data         random *, strong, equal, correlated, zero, wild, closed, clamped, scaled
+ *     gates        inputs that are given: none, or some of beta, lambda, log_gate with "+" between;
+ *                  the preset's own where not given
+ *     cache        decode: hot *, the same states at every call; cold, states that no cache holds
+ *     saved        backward, train: 1 *, the forward keeps states for the backward; 0, it does not
+ *     name         up to 40 letters, digits and "-_."; made from the rest where not given
+ *
+ * and the knobs of problem files: window, align, read, step, ridge, predict_from, qk_norm, phi,
+ * normalizer, eps, decay_floor, scale, norm_eps, eps_attn, over what the preset sets. (* default.)
+ */
+
+#include "message.h"
+
+#include <fwa/fwa.h>
+
+typedef enum bench_pass {
+    BENCH_FORWARD,
+    BENCH_BACKWARD,
+    BENCH_TRAIN,
+    BENCH_DECODE,
+    BENCH_PASSES
+} bench_pass;
+
+#define BENCH_NAME 41
+
+typedef struct bench_problem {
+    char name[BENCH_NAME];
+    const char *preset;  /* static */
+    fwa_problem problem; /* all heads filled in */
+    int64_t batch, tokens;
+    int32_t pass;  /* bench_pass */
+    int32_t data;  /* row of bench_data_get() */
+    int32_t gates; /* CONFORMANCE_BETA and so on */
+    int32_t cold, saved;
+} bench_problem;
+
+typedef struct bench_list {
+    bench_problem *problems;
+    int64_t count;
+} bench_list;
+
+/* Parses a line. 1: a problem; 0: blank; -1 with *message filled, naming the key. */
+int bench_parse_line(const char *line, bench_problem *problem, bench_message *message);
+/* Appends the problems of a text. 0, or -1 with *message filled, which begins "ORIGIN:LINE: ". */
+int bench_parse_text(const char *text, const char *origin, bench_list *list,
+                     bench_message *message);
+/* The same from a file. */
+int bench_read_file(const char *path, bench_list *list, bench_message *message);
+void bench_list_free(bench_list *list);
+
+/* The sets that are built in: bench/problems/NAME.txt. NULL past the end. */
+typedef struct bench_set {
+    const char *name;
+    const char *text; /* the first line is a comment that says what the set is for */
+} bench_set;
+const bench_set *bench_set_get(int32_t index);
+const bench_set *bench_set_find(const char *name); /* or NULL */
+
+/* "forward" and so on; NULL past the end. */
+const char *bench_pass_name(int32_t pass);
+
+/* A kind of data: one of the conformance cases', with decays nearer to 1 by a factor. */
+typedef struct bench_data_kind {
+    const char *name;
+    int32_t kind;  /* conformance_kind */
+    double forget; /* log gates and ridges are multiplied by this */
+} bench_data_kind;
+const bench_data_kind *bench_data_get(int32_t index); /* NULL past the end */
+
+/* ---- Work -------------------------------------------------------------------------------------
+ *
+ * What the rule needs at least, whatever a kernel does: D V multiply-adds, two operations each, per
+ * token and value head, times
+ *
+ *                     forward                       backward
+ *     regression      3: predict, write, read       6: S dO, q dO^T, S dR, L R, L^T x, x dR^T
+ *     inner product   2: write, read                4: S dO, q dO^T, L v, L^T x
+ *
+ * Windows, gates and norms cost extra, which is not counted. */
+
+/* Operations of one call. */
+double bench_flops(const bench_problem *problem);
+/* Bytes of the carried states that a decoding call reads and writes; 0 for other passes. */
+double bench_state_bytes(const bench_problem *problem);
+
+#endif
