@@ -27,5 +27,5 @@ int main(void)
     if (fwa_forward(plan, &args))
         return fprintf(stderr, "%s\n", fwa_error_message()), 1;
     for (int t = 0; t < T; t++)
-        printf("%g %g\n", o[2 * t], o[2 * t + 1]);
+        printf("%.4g %.4g\n", o[2 * t], o[2 * t + 1]);
 }

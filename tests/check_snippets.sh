@@ -1,58 +1,81 @@
-#!/bin/sh
+#!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Compiles every C block of the documents, and runs those that are programs.
+# Compiles every C block of README.md and doc/*.md, and runs those that are programs.
 #
-#     check_snippets.sh DOCUMENTS LIBRARY HEADERS CC [CFLAG...]
+#     check_snippets.sh SOURCE LIBRARY CC...
 #
-# DOCUMENTS: the source tree, of which README.md and doc/*.md are read. LIBRARY: the libfwa.so to link.
-# HEADERS: the folder that holds fwa/fwa.h. A ```c block with a main must compile without warnings,
-# link, and exit with 0; where a ```text block follows it directly, it must print just that. A block
-# without a main is functions and types: it must compile, after fwa.h and the usual headers.
-set -eu
+# SOURCE: the source tree. LIBRARY: the libfwa to link. A ```c block with a main must compile without
+# warnings, exit with 0 and, where a ```text block follows it directly, print just that. A block without
+# a main is functions and types: it must compile after fwa.h and the usual headers. The first program of
+# README.md must be that of fwa.h and of examples/first.c. Prints TAP; exits 1 if a check failed.
+set -u
 
-documents=$1 library=$2 headers=$3
-shift 3
+source=$(realpath "$1") library=$(realpath "$2")
+shift 2
+compiler=("$@" -std=c11 -Wall -Wextra -Werror "-I$source/include")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+checks=0 failures=0 programs=0
+dlpack=yes
+echo '#include <dlpack/dlpack.h>' | "$@" -x c - -fsyntax-only 2> /dev/null || dlpack=no
 
-# One file per block: NAME.c, and NAME.expected where a text block follows.
-for document in "$documents/README.md" "$documents"/doc/*.md; do
-    awk -v stem="$work/$(basename "$document" .md)" '
-        /^```c$/ { file = sprintf("%s-%d.c", stem, NR); last = file; printf "" > file; next }
-        /^```text$/ && last { file = last; sub(/c$/, "expected", file); printf "" > file; last = ""; next }
-        /^```/ { if (file) { close(file); file = "" } else { last = "" } next }
+# check NAME COMMAND...
+check() {
+    local name=$1 verdict=ok
+    shift
+    checks=$((checks + 1))
+    "$@" > "$work/log" 2>&1 || { verdict='not ok' failures=$((failures + 1)); }
+    echo "$verdict $checks - $name"
+    [ "$verdict" = ok ] || sed 's/^/# /' "$work/log"
+}
+
+# program FILE: compiles, runs and compares what it prints with FILE.expected, if that exists.
+program() {
+    "${compiler[@]}" -x c "$1" -x none -o "$work/program" "$library" \
+        "-Wl,-rpath,$(dirname "$library")" -fopenmp -lm -ldl -pthread || return
+    "$work/program" > "$work/printed" || return
+    [ ! -f "$1.expected" ] || diff -u "$1.expected" "$work/printed"
+}
+
+fragment() {
+    { printf '#include <%s>\n' fwa/fwa.h math.h stdio.h stdlib.h string.h; cat "$1"; } |
+        "${compiler[@]}" -Wno-unused-function -x c - -c -o "$work/fragment.o"
+}
+
+# A file per block, named after document and line; the text block behind it is FILE.expected.
+for document in "$source/README.md" "$source"/doc/*.md; do
+    awk -v stem="$work/block-$(basename "$document")" '
+        /^```c$/ { file = sprintf("%s:%d", stem, NR); last = file; printf "" > file; next }
+        /^```text$/ && last { file = last ".expected"; last = ""; printf "" > file; next }
+        /^```/ { if (file) { close(file); file = "" } else last = ""; next }
         file { print > file; next }
         NF { last = "" }
     ' "$document"
 done
 
-programs=0 fragments=0 wrong=0
-fail() {
-    echo "$name: $1" >&2
-    wrong=$((wrong + 1))
-}
-
-for source in "$work"/*.c; do
-    name=$(basename "$source" .c)
-    if grep -q 'main(' "$source"; then
-        programs=$((programs + 1))
-        if ! "$@" -std=c11 -Wall -Wextra -Werror -I"$headers" "$source" -o "$work/program" \
-            "$library" -Wl,-rpath,"$(dirname "$library")" -lm -pthread; then
-            fail "does not compile"
-        elif ! "$work/program" > "$work/output"; then
-            fail "exits with an error"
-        elif [ -f "$work/$name.expected" ] && ! diff -u "$work/$name.expected" "$work/output"; then
-            fail "prints something else"
-        fi
-    else
-        fragments=$((fragments + 1))
-        { printf '#include <%s>\n' fwa/fwa.h math.h stdio.h stdlib.h string.h; cat "$source"; } \
-            > "$work/fragment.c"
-        "$@" -std=c11 -Wall -Wextra -Werror -Wno-unused-function -I"$headers" \
-            -c "$work/fragment.c" -o "$work/fragment.o" || fail "does not compile"
-    fi
+for file in "$work"/block-*; do
+    name=${file#"$work"/block-}
+    case $name in
+        *.expected) ;;
+        *) if grep -q 'fwa/dlpack.h' "$file" && [ "$dlpack" = no ]; then
+               checks=$((checks + 1))
+               echo "ok $checks - $name # SKIP no dlpack/dlpack.h"
+           elif grep -q 'main(' "$file"; then
+               programs=$((programs + 1))
+               check "$name, a program" program "$file"
+           else
+               check "$name, a fragment" fragment "$file"
+           fi ;;
+    esac
 done
 
-echo "$programs programs, $fragments fragments, $wrong wrong"
+sed -n '/^#include/,$p' "$source/examples/first.c" > "$work/first"
+sed -n '/^ \* A complete program/,/^ \* Shapes/s/^ \*     //p' "$source/include/fwa/fwa.h" > "$work/header"
+awk '/^```c$/ { on = 1; next } /^```/ { if (on) exit } on' "$source/README.md" > "$work/readme"
+check 'fwa.h has the first program' diff -u "$work/first" "$work/header"
+check 'README.md has the first program' diff -u "$work/first" "$work/readme"
 # A change of the documents' form must not leave nothing to check.
-[ "$programs" -ge 6 ] && [ "$wrong" -eq 0 ]
+check 'the documents have programs' test "$programs" -ge 7
+
+echo "1..$checks"
+[ "$failures" -eq 0 ]

@@ -203,7 +203,8 @@ Test(safetensors, every_truncation_has_a_message)
 
 static char *folder(void)
 {
-    static char path[] = "/tmp/fwa-test-files-XXXXXX";
+    static char path[64];
+    snprintf(path, sizeof path, "/tmp/fwa-test-files-XXXXXX");
     cr_assert_not_null(mkdtemp(path));
     return path;
 }

@@ -24,7 +24,9 @@ static int open_context(const lm_settings *settings, fwa_context **context, lm_m
 {
     fwa_context_options options = FWA_CONTEXT_OPTIONS_INIT;
     options.backend = settings->backend;
-    options.threads = (int32_t)settings->threads;
+    /* The self-test's models are too small for more than one thread. */
+    options.threads = settings->self_test && settings->threads == 0 ? 1
+                                                                    : (int32_t)settings->threads;
     if (strcmp(settings->backend, "cpu") != 0 && strcmp(settings->backend, "reference") != 0)
         return lm_fail(message, "--backend: '%.60s' is neither cpu nor reference",
                        settings->backend);

@@ -61,6 +61,7 @@ void norm_forward(int64_t rows, int64_t groups, int64_t width, const float *x, c
         for (int64_t c = 0; c < width; c++)
             sum += from[c] * from[c];
         inverse[r] = n = 1.0f / sqrtf(sum / (float)width + NORM_EPSILON);
+#pragma omp simd
         for (int64_t c = 0; c < width; c++)
             to[c] = from[c] * n * scale[c];
     }
@@ -69,19 +70,20 @@ void norm_forward(int64_t rows, int64_t groups, int64_t width, const float *x, c
 static void norm_weight_backward(int64_t rows, int64_t groups, int64_t width, const float *x,
                                  const float *inverse, const float *y_grad, float *weight_grad)
 {
-    const int64_t columns = groups * width, strips = (columns + STRIP - 1) / STRIP;
-#pragma omp parallel for schedule(static)
-    for (int64_t s = 0; s < strips; s++) {
-        const int64_t first = s * STRIP, count = least(STRIP, columns - first);
-        float sum[STRIP] = {0};
-        for (int64_t r = 0; r < rows / groups; r++)
-            for (int64_t c = 0; c < count; c++) {
-                const int64_t at = r * columns + first + c;
-                sum[c] += y_grad[at] * x[at] * inverse[r * groups + (first + c) / width];
-            }
-        for (int64_t c = 0; c < count; c++)
-            weight_grad[first + c] += sum[c];
-    }
+    const int64_t strips = (width + STRIP - 1) / STRIP;
+#pragma omp parallel for collapse(2) schedule(static)
+    for (int64_t g = 0; g < groups; g++)
+        for (int64_t s = 0; s < strips; s++) {
+            const int64_t first = s * STRIP, count = least(STRIP, width - first);
+            float sum[STRIP] = {0};
+            for (int64_t r = g; r < rows; r += groups)
+                for (int64_t c = 0; c < count; c++) {
+                    const int64_t at = r * width + first + c;
+                    sum[c] += y_grad[at] * x[at] * inverse[r];
+                }
+            for (int64_t c = 0; c < count; c++)
+                weight_grad[g * width + first + c] += sum[c];
+        }
 }
 
 void norm_backward(int64_t rows, int64_t groups, int64_t width, const float *x, const float *weight,
@@ -98,6 +100,7 @@ void norm_backward(int64_t rows, int64_t groups, int64_t width, const float *x, 
         for (int64_t c = 0; c < width; c++)
             dot += above[c] * scale[c] * from[c];
         dot *= n * n / (float)width;
+#pragma omp simd
         for (int64_t c = 0; c < width; c++) {
             const float gradient = n * (above[c] * scale[c] - from[c] * dot);
             to[c] = keep != 0.0f ? to[c] + gradient : gradient;
@@ -193,6 +196,7 @@ void silu_split_forward(int64_t tokens, int64_t parts, int64_t width, const floa
         for (int64_t p = 0; p < parts; p++) {
             const float *from = x + (t * parts + p) * width;
             float *to = y + (p * tokens + t) * width;
+#pragma omp simd
             for (int64_t c = 0; c < width; c++)
                 to[c] = from[c] * logistic(from[c]);
         }
@@ -213,6 +217,7 @@ void silu_split_backward(int64_t tokens, int64_t parts, int64_t width, const flo
             const float *from = x + (t * parts + p) * width;
             const float *above = y_grad + (p * tokens + t) * width;
             float *to = x_grad + (t * parts + p) * width;
+#pragma omp simd
             for (int64_t c = 0; c < width; c++)
                 to[c] = above[c] * silu_slope(from[c]);
         }
@@ -223,6 +228,7 @@ void swiglu_forward(int64_t tokens, int64_t width, const float *x, float *y)
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < tokens; t++) {
         const float *gate = x + 2 * t * width, *value = gate + width;
+#pragma omp simd
         for (int64_t c = 0; c < width; c++)
             y[t * width + c] = gate[c] * logistic(gate[c]) * value[c];
     }
@@ -235,6 +241,7 @@ void swiglu_backward(int64_t tokens, int64_t width, const float *x, const float 
     for (int64_t t = 0; t < tokens; t++) {
         const float *gate = x + 2 * t * width, *value = gate + width, *above = y_grad + t * width;
         float *gate_grad = x_grad + 2 * t * width, *value_grad = gate_grad + width;
+#pragma omp simd
         for (int64_t c = 0; c < width; c++) {
             const float s = logistic(gate[c]);
             gate_grad[c] = above[c] * value[c] * s * (1.0f + gate[c] * (1.0f - s));
@@ -293,6 +300,7 @@ void cross_entropy_backward(int64_t tokens, int64_t classes, const int16_t *targ
             continue;
         }
         factor = scale / row_partition(classes, row, &largest);
+#pragma omp simd
         for (int64_t c = 0; c < classes; c++)
             row[c] = factor * exponential(row[c] - largest);
         row[target[t]] -= scale;

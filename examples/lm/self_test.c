@@ -32,6 +32,7 @@ int self_test(fwa_context *context)
         if (known)
             self_test_model(&tally, preset->name);
     }
+    self_test_optimizer(&tally);
     self_test_runs(&tally);
     printf("%d passed, %d failed\n", tally.passed, tally.failed);
     return tally.failed;

@@ -21,6 +21,7 @@ void self_test_check(self_test_tally *tally, int passed, const char *format, ...
     __attribute__((format(printf, 3, 4)));
 
 void self_test_model(self_test_tally *tally, const char *rule); /* gradients and generation */
-void self_test_runs(self_test_tally *tally);                    /* training and checkpoints */
+void self_test_optimizer(self_test_tally *tally);
+void self_test_runs(self_test_tally *tally); /* training and checkpoints */
 
 #endif

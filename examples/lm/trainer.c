@@ -138,7 +138,7 @@ int trainer_evaluate(lm_trainer *trainer, int64_t rows, double *loss, lm_message
         int64_t count;
         batch_clear(batch);
         for (; row < last && batch->sequences < batch->sequence_capacity; row++)
-            data_append_held_out(&trainer->data, row, batch);
+            data_append_held_out(&trainer->data, row * all / last, batch);
         if (model_forward(&trainer->model, &trainer->activations, batch, NULL, message) != 0)
             return -1;
         sum += model_loss(&trainer->activations, batch, &count);

@@ -32,7 +32,7 @@ double trainer_done(const lm_trainer *trainer);
 /* One optimiser step; *loss in nats per token is that before it. */
 int trainer_step(lm_trainer *trainer, double *loss, lm_message *message);
 
-/* The held-out loss in nats per token, over at most so many rows (0: all). */
+/* The held-out loss in nats per token, over at most so many rows, evenly spread (0: all). */
 int trainer_evaluate(lm_trainer *trainer, int64_t rows, double *loss, lm_message *message);
 
 /* Additions of two summands of `digits` digits, given the right digits before (teacher forcing):

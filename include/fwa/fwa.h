@@ -10,6 +10,7 @@
 extern "C" {
 #endif
 
+/* clang-format off */
 /*
  * libfwa: fast-weight attention
  * =============================
@@ -56,20 +57,26 @@ extern "C" {
  *     int main(void)
  *     {
  *         enum { T = 4, D = 2, V = 2 };
- *         float q[T * D] = {1,0, 0,1, 1,0, 0,1}, v[T * V] = {1,2, 3,4, 5,6, 7,8}, beta[T] =
- * {1,1,1,1}; float o[T * V]; fwa_context *context; fwa_plan *plan; fwa_problem problem =
- * FWA_PROBLEM_INIT; fwa_forward_args args = FWA_FORWARD_ARGS_INIT; fwa_problem_preset(&problem,
- * "falcon1"); problem.key_dim = D, problem.value_dim = V; if (fwa_context_create(NULL, &context) ||
- * fwa_plan_create(context, &problem, &plan)) return fprintf(stderr, "%s\n", fwa_error_message()),
- * 1; args.q = args.k = fwa_tensor_contiguous(q, FWA_DTYPE_F32, 4, 1, T, 1, D); args.v =
- * fwa_tensor_contiguous(v, FWA_DTYPE_F32, 4, 1, T, 1, V); args.o = fwa_tensor_contiguous(o,
- * FWA_DTYPE_F32, 4, 1, T, 1, V); args.beta = fwa_tensor_contiguous(beta, FWA_DTYPE_F32, 3, 1, T,
- * 1); fwa_plan_workspace_size(plan, FWA_PASS_FORWARD, 1, T, 1, &args.workspace_size);
+ *         float q[T * D] = {1,0, 0,1, 1,0, 0,1}, v[T * V] = {1,2, 3,4, 5,6, 7,8}, beta[T] = {1,1,1,1};
+ *         float o[T * V];
+ *         fwa_context *context;
+ *         fwa_plan *plan;
+ *         fwa_problem problem = FWA_PROBLEM_INIT;
+ *         fwa_forward_args args = FWA_FORWARD_ARGS_INIT;
+ *         fwa_problem_preset(&problem, "falcon1");
+ *         problem.key_dim = D, problem.value_dim = V;
+ *         if (fwa_context_create(NULL, &context) || fwa_plan_create(context, &problem, &plan))
+ *             return fprintf(stderr, "%s\n", fwa_error_message()), 1;
+ *         args.q = args.k = fwa_tensor_contiguous(q, FWA_DTYPE_F32, 4, 1, T, 1, D);
+ *         args.v = fwa_tensor_contiguous(v, FWA_DTYPE_F32, 4, 1, T, 1, V);
+ *         args.o = fwa_tensor_contiguous(o, FWA_DTYPE_F32, 4, 1, T, 1, V);
+ *         args.beta = fwa_tensor_contiguous(beta, FWA_DTYPE_F32, 3, 1, T, 1);
+ *         fwa_plan_workspace_size(plan, FWA_PASS_FORWARD, 1, T, 1, &args.workspace_size);
  *         args.workspace = malloc(args.workspace_size);
  *         if (fwa_forward(plan, &args))
  *             return fprintf(stderr, "%s\n", fwa_error_message()), 1;
  *         for (int t = 0; t < T; t++)
- *             printf("%g %g\n", o[2 * t], o[2 * t + 1]);
+ *             printf("%.4g %.4g\n", o[2 * t], o[2 * t + 1]);
  *     }
  *
  * Shapes
@@ -131,6 +138,7 @@ extern "C" {
  * than one OpenMP thread, the child's calls run on one thread (OpenMP's pool does not survive a
  * fork); a caller's own parallel_for is used as before.
  */
+/* clang-format on */
 
 /* ---- Version --------------------------------------------------------------------------------- */
 
@@ -235,8 +243,7 @@ FWA_API size_t fwa_dtype_size(int32_t dtype);
 /* "f32", "bf16", "f16", "f64", "i32", "i64", "none"; static. */
 FWA_API const char *fwa_dtype_name(int32_t dtype);
 
-/* ---- Contexts: a backend, a device, threads ----------------------------------------------------
- */
+/* ---- Contexts: a backend, a device, threads ------------------------------------------------- */
 
 typedef struct fwa_context fwa_context;
 
@@ -281,8 +288,7 @@ FWA_API fwa_status fwa_memory_write(fwa_context *context, void *device, const vo
 FWA_API fwa_status fwa_memory_read(fwa_context *context, void *host, const void *device,
                                    size_t size);
 
-/* ---- Backends ----------------------------------------------------------------------------------
- */
+/* ---- Backends ------------------------------------------------------------------------------- */
 
 typedef struct fwa_backend_info {
     size_t struct_size;
@@ -304,8 +310,7 @@ FWA_API int32_t fwa_backend_count(void);
  * NULL, STRUCT_SIZE, VALUE. Thread-safe. */
 FWA_API fwa_status fwa_backend_get(int32_t index, fwa_backend_info *info);
 
-/* ---- Problems ----------------------------------------------------------------------------------
- */
+/* ---- Problems ------------------------------------------------------------------------------- */
 
 typedef enum fwa_objective {
     FWA_OBJECTIVE_REGRESSION = 0,   /* write the residual v - S^T x (section 4; falcon1, 2, 3) */
@@ -419,8 +424,7 @@ FWA_API const fwa_preset *fwa_preset_get(int32_t index);
  * decay_floor, scale and norm_eps stay. Errors: NULL, STRUCT_SIZE, VALUE (no such name). */
 FWA_API fwa_status fwa_problem_preset(fwa_problem *problem, const char *name);
 
-/* ---- Plans -------------------------------------------------------------------------------------
- */
+/* ---- Plans ---------------------------------------------------------------------------------- */
 
 typedef struct fwa_plan fwa_plan;
 
@@ -447,8 +451,7 @@ FWA_API fwa_status fwa_plan_saved_size(const fwa_plan *plan, int64_t batch, int6
 /* workspace and saved must be aligned to this: what malloc gives. */
 #define FWA_BUFFER_ALIGNMENT 16
 
-/* ---- Carries -----------------------------------------------------------------------------------
- */
+/* ---- Carries -------------------------------------------------------------------------------- */
 
 /* What a sequence needs to go on (C.5, C.7). N is the number of sequences, or of slots of a pool.
  */

@@ -4,7 +4,8 @@
 
 #include <stdint.h>
 
-/* The processor's name as the system tells it, cut to `size`; its architecture where it tells none. */
+/* The processor's name as the system tells it, cut to `size`; its architecture where it tells none.
+ */
 void bench_machine_cpu(char *name, int size);
 /* Bytes of the last cache; 32 MiB where the system does not say. */
 int64_t bench_machine_cache(void);

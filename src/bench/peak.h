@@ -2,9 +2,9 @@
 #ifndef FWA_BENCH_PEAK_H
 #define FWA_BENCH_PEAK_H
 
-/* What this machine can do at most: float32 multiply-adds that never leave the registers, and passes
- * over memory that no cache holds. Samples are short, so that they can be taken before, between and
- * after the calls that are timed: a clock that moves then shows. */
+/* What this machine can do at most: float32 multiply-adds that never leave the registers, and
+ * passes over memory that no cache holds. Samples are short, so that they can be taken before,
+ * between and after the calls that are timed: a clock that moves then shows. */
 
 #include "message.h"
 
@@ -21,8 +21,8 @@ typedef enum bench_peak {
 typedef struct bench_loops {
     const char *isa;
     int (*available)(void);
-    int64_t flops;                                     /* of one round */
-    float (*fma)(int64_t rounds, float m, float b);    /* the result, so that it is computed */
+    int64_t flops;                                  /* of one round */
+    float (*fma)(int64_t rounds, float m, float b); /* the result, so that it is computed */
     void (*update)(float *a, int64_t n, float m, float b);
     void (*triad)(float *a, const float *b, const float *c, int64_t n, float s);
 } bench_loops;

@@ -4,5 +4,5 @@
 #include "peak_tmpl.h"
 #include "peak_isa.h"
 
-const bench_loops bench_loops_avx2 = {"avx2", bench_has_avx2, BENCH_LOOPS_FLOPS, fma_avx2, update_avx2,
-                                    triad_avx2};
+const bench_loops bench_loops_avx2 = {"avx2",   bench_has_avx2, BENCH_LOOPS_FLOPS,
+                                      fma_avx2, update_avx2,    triad_avx2};

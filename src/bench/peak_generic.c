@@ -4,5 +4,5 @@
 #include "peak_tmpl.h"
 #include "peak_isa.h"
 
-const bench_loops bench_loops_generic = {"generic", bench_has_generic, BENCH_LOOPS_FLOPS, fma_generic, update_generic,
-                                    triad_generic};
+const bench_loops bench_loops_generic = {"generic",   bench_has_generic, BENCH_LOOPS_FLOPS,
+                                         fma_generic, update_generic,    triad_generic};

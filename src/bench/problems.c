@@ -7,12 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BLANKS      " \t\r\n\f\v"
-#define KEY_LIMIT   32  /* keys of a line: more than there are */
-#define LINE_LIMIT  1024
-#define FILE_LIMIT  (1 << 20)
+#define BLANKS     " \t\r\n\f\v"
+#define KEY_LIMIT  32 /* keys of a line: more than there are */
+#define LINE_LIMIT 1024
+#define FILE_LIMIT (1 << 20)
 
-/* ---- Names ------------------------------------------------------------------------------------- */
+/* ---- Names ----------------------------------------------------------------------------------- */
 
 static const char *const passes[] = {"forward", "backward", "train", "decode", NULL};
 static const char *const caches[] = {"hot", "cold", NULL};
@@ -30,10 +30,10 @@ const char *bench_pass_name(int32_t pass)
 /* The conformance cases' random gates forget everything within some ten tokens; layers that are
  * trained keep most of their state for hundreds. */
 static const bench_data_kind kinds[] = {
-    {"random", CONFORMANCE_RANDOM, 0.1},          {"strong", CONFORMANCE_RANDOM, 1},
-    {"equal", CONFORMANCE_EQUAL_KEYS, 1},         {"correlated", CONFORMANCE_CORRELATED_KEYS, 1},
-    {"zero", CONFORMANCE_ZERO_KEYS, 1},           {"wild", CONFORMANCE_WILD_GATES, 1},
-    {"closed", CONFORMANCE_CLOSED_GATES, 1},      {"clamped", CONFORMANCE_CLAMPED, 1},
+    {"random", CONFORMANCE_RANDOM, 0.1},     {"strong", CONFORMANCE_RANDOM, 1},
+    {"equal", CONFORMANCE_EQUAL_KEYS, 1},    {"correlated", CONFORMANCE_CORRELATED_KEYS, 1},
+    {"zero", CONFORMANCE_ZERO_KEYS, 1},      {"wild", CONFORMANCE_WILD_GATES, 1},
+    {"closed", CONFORMANCE_CLOSED_GATES, 1}, {"clamped", CONFORMANCE_CLAMPED, 1},
     {"scaled", CONFORMANCE_SCALED, 1},
 };
 
@@ -75,7 +75,7 @@ static int32_t gates_of_preset(const char *preset)
     return CONFORMANCE_BETA | CONFORMANCE_LAMBDA;
 }
 
-/* ---- Values ------------------------------------------------------------------------------------ */
+/* ---- Values ---------------------------------------------------------------------------------- */
 
 typedef struct value {
     const char *key, *text;
@@ -165,9 +165,17 @@ static int set_preset(const value *v, bench_problem *p, bench_message *message)
     return 0;
 }
 
-/* ---- Keys -------------------------------------------------------------------------------------- */
+/* ---- Keys ------------------------------------------------------------------------------------ */
 
-typedef enum key_kind { KEY_PRESET, KEY_NAME, KEY_INT32, KEY_INT64, KEY_CHOICE, KEY_DATA, KEY_GATES } key_kind;
+typedef enum key_kind {
+    KEY_PRESET,
+    KEY_NAME,
+    KEY_INT32,
+    KEY_INT64,
+    KEY_CHOICE,
+    KEY_DATA,
+    KEY_GATES
+} key_kind;
 
 /* Needed of a line whatever else it has, or in one group of passes only. */
 typedef enum key_rule { KEY_FREE, KEY_NEEDED, KEY_DECODE, KEY_BACKWARD } key_rule;
@@ -244,7 +252,7 @@ static int set_value(const value *v, bench_problem *p, bench_message *message)
     }
 }
 
-/* ---- Lines ------------------------------------------------------------------------------------- */
+/* ---- Lines ----------------------------------------------------------------------------------- */
 
 /* Cuts the line into keys and values; returns how many, or -1. */
 static int cut(char *line, value *values, bench_message *message)
@@ -252,7 +260,8 @@ static int cut(char *line, value *values, bench_message *message)
     int count = 0;
     char *rest = NULL;
     line[strcspn(line, "#")] = '\0';
-    for (char *token = strtok_r(line, BLANKS, &rest); token; token = strtok_r(NULL, BLANKS, &rest)) {
+    for (char *token = strtok_r(line, BLANKS, &rest); token;
+         token = strtok_r(NULL, BLANKS, &rest)) {
         char *equals = strchr(token, '=');
         if (equals == NULL || equals == token)
             return bench_fail(message, "'%.40s' is no key=value", token);
@@ -344,7 +353,7 @@ int bench_parse_line(const char *line, bench_problem *problem, bench_message *me
     return 1;
 }
 
-/* ---- Lists ------------------------------------------------------------------------------------- */
+/* ---- Lists ----------------------------------------------------------------------------------- */
 
 static int append(bench_list *list, const bench_problem *problem, bench_message *message)
 {
@@ -414,7 +423,7 @@ void bench_list_free(bench_list *list)
     memset(list, 0, sizeof *list);
 }
 
-/* ---- Work -------------------------------------------------------------------------------------- */
+/* ---- Work ------------------------------------------------------------------------------------ */
 
 double bench_flops(const bench_problem *problem)
 {

@@ -71,7 +71,7 @@ void bench_list_free(bench_list *list);
 /* The sets that are built in: bench/problems/NAME.txt. NULL past the end. */
 typedef struct bench_set {
     const char *name;
-    const char *text; /* the first line is a comment that says what the set is for */
+    const char *text; /* the first comment after the licence says what the set is for */
 } bench_set;
 const bench_set *bench_set_get(int32_t index);
 const bench_set *bench_set_find(const char *name); /* or NULL */

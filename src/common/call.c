@@ -235,15 +235,27 @@ static fwa_status check_buffer(const char *name, const void *data, size_t size, 
     return FWA_OK;
 }
 
-static fwa_status check_buffers(const fwa_plan *plan, fwa_pass pass, const fwa_extent *e,
+/* The front end's part of the workspace, at its first aligned address. */
+static char *front_of(const fwa_buffer *workspace)
+{
+    uintptr_t at = (uintptr_t)workspace->data + FWA_FRONT_ALIGNMENT - 1;
+    return (char *)(at / FWA_FRONT_ALIGNMENT * FWA_FRONT_ALIGNMENT);
+}
+
+/* Checks the sizes and places of both buffers; the backend's part of the workspace is what is left. */
+static fwa_status check_buffers(const fwa_plan *plan, fwa_pass pass, fwa_call *call,
                                 const fwa_buffer buffers[2])
 {
     const fwa_buffer *w = &buffers[0], *s = &buffers[1];
+    const fwa_extent *e = &call->extent;
+    const size_t front = fwa_front_size(e->sequences);
     size_t needed;
     fwa_status status = fwa_total_workspace(plan, pass, e, &needed);
     if (status != FWA_OK ||
         (status = check_buffer("workspace", w->data, w->size, needed, e)) != FWA_OK)
         return status;
+    if (needed > front + FWA_FRONT_ALIGNMENT)
+        call->workspace = front_of(w) + front;
     if (!s->data)
         return FWA_OK;
     needed = plan->backend->saved_size(plan->plan, e);
@@ -317,15 +329,12 @@ static fwa_status run(const fwa_plan *plan, fwa_pass pass, fwa_call *call, const
 {
     fwa_call_executor executor = fwa_executor_make(plan->context, team);
     fwa_message message = {""};
-    uintptr_t front = ((uintptr_t)buffers[0].data + FWA_FRONT_ALIGNMENT - 1) / FWA_FRONT_ALIGNMENT *
-                      FWA_FRONT_ALIGNMENT;
     fwa_status status;
     if (call->extent.batch == 0 || (call->extent.sequences == 0 && call->extent.tokens == 0))
         return FWA_OK;
-    if ((status = check_data(plan, call, team, (char *)front)) != FWA_OK)
+    if ((status = check_data(plan, call, team, front_of(&buffers[0]))) != FWA_OK)
         return status;
     call->executor = &executor.base;
-    call->workspace = (void *)(front + fwa_front_size(call->extent.sequences));
     status = (pass == FWA_PASS_FORWARD ? plan->backend->forward
                                        : plan->backend->backward)(plan->plan, call, &message);
     return status == FWA_OK ? FWA_OK
@@ -351,9 +360,9 @@ fwa_status fwa_forward(const fwa_plan *plan, const fwa_forward_args *args)
         return status;
     if (is_idle(&list.extent, &args->cu_seqlens))
         return FWA_OK;
-    if ((status = check_buffers(plan, FWA_PASS_FORWARD, &list.extent, buffers)) != FWA_OK)
-        return status;
     call.extent = list.extent;
+    if ((status = check_buffers(plan, FWA_PASS_FORWARD, &call, buffers)) != FWA_OK)
+        return status;
     return run(plan, FWA_PASS_FORWARD, &call, args->team, buffers);
 }
 
@@ -376,8 +385,8 @@ fwa_status fwa_backward(const fwa_plan *plan, const fwa_backward_args *args)
         return status;
     if (is_idle(&list.extent, &args->cu_seqlens))
         return FWA_OK;
-    if ((status = check_buffers(plan, FWA_PASS_BACKWARD, &list.extent, buffers)) != FWA_OK)
-        return status;
     call.extent = list.extent;
+    if ((status = check_buffers(plan, FWA_PASS_BACKWARD, &call, buffers)) != FWA_OK)
+        return status;
     return run(plan, FWA_PASS_BACKWARD, &call, args->team, buffers);
 }

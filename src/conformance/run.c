@@ -165,22 +165,23 @@ static int64_t lay_out(const problem_tensor *row, int32_t layout, fwa_tensor *t)
     return taken;
 }
 
-static int64_t offset_of(const fwa_tensor *t, int64_t element)
-{
-    int64_t offset = 0;
-    for (int32_t axis = t->rank - 1; axis >= 0; axis--) {
-        offset += element % t->shape[axis] * t->stride[axis];
-        element /= t->shape[axis];
-    }
-    return offset;
-}
-
 static int64_t elements_of(const fwa_tensor *t)
 {
     int64_t count = 1;
     for (int32_t axis = 0; axis < t->rank; axis++)
         count *= t->shape[axis];
     return count;
+}
+
+/* Offset of the first element of a row, the rows of the last axis counted in order. */
+static int64_t row_offset(const fwa_tensor *t, int64_t row)
+{
+    int64_t offset = 0;
+    for (int32_t axis = t->rank - 2; axis >= 0; axis--) {
+        offset += row % t->shape[axis] * t->stride[axis];
+        row /= t->shape[axis];
+    }
+    return offset;
 }
 
 static void put(const fwa_tensor *t, char *at, int64_t i, double value)
@@ -231,6 +232,19 @@ static int32_t find_shared(const run *r, const problem_tensor *row)
     return -1;
 }
 
+/* Backwards, so that of values that share an element the first one stays. */
+static void fill(binding *b, const double *values)
+{
+    const fwa_tensor *t = &b->tensor;
+    const int64_t n = elements_of(t), width = n ? t->shape[t->rank - 1] : 1;
+    for (int64_t row = n / width - 1; row >= 0; row--) {
+        const int64_t offset = row_offset(t, row);
+        for (int64_t i = width - 1; i >= 0; i--)
+            put(t, b->memory.image + b->memory.begin, offset + i * t->stride[t->rank - 1],
+                values[row * width + i]);
+    }
+}
+
 static void bind(run *r, const problem_tensor *row, int32_t index)
 {
     binding *b = &r->bindings[r->count];
@@ -251,9 +265,8 @@ static void bind(run *r, const problem_tensor *row, int32_t index)
         b->memory = region_new((size_t)taken * size,
                                r->options->layout == CONFORMANCE_PADDED ? size : 0,
                                r->options->layout == CONFORMANCE_GUARDED);
-        for (int64_t i = elements_of(&b->tensor) - 1; !b->output && i >= 0; i--)
-            put(&b->tensor, b->memory.image + b->memory.begin, offset_of(&b->tensor, i),
-                r->data->values[index][i]);
+        if (!b->output)
+            fill(b, r->data->values[index]);
     }
     r->count++;
 }
@@ -379,20 +392,19 @@ static void restore_inputs(const run *r)
 /* ---- Collecting --------------------------------------------------------------------------------
  */
 
-/* A byte outside the elements of an output must be what it was. */
-static int check_region(run *r, const char *name, const region *memory, const char *now,
-                        const char *writable)
+/* Bytes outside the elements of outputs must be what they were; `now` has the elements put back. */
+static int check_region(run *r, const char *name, const region *memory, const char *now)
 {
-    for (size_t i = 0; i < memory->size; i++) {
-        if ((writable != NULL && writable[i]) || now[i] == memory->image[i])
-            continue;
-        const char *where = i < memory->begin                  ? "before"
-                            : i < memory->begin + memory->used ? "inside"
-                                                               : "after";
-        return fail(r, "%s: byte %lld %s its elements was overwritten", name,
-                    (long long)i - (long long)memory->begin, where);
-    }
-    return 0;
+    size_t i = 0;
+    if (memory->size == 0 || memcmp(now, memory->image, memory->size) == 0)
+        return 0;
+    while (now[i] == memory->image[i])
+        i++;
+    const char *where = i < memory->begin                  ? "before"
+                        : i < memory->begin + memory->used ? "between"
+                                                           : "after";
+    return fail(r, "%s: byte %lld, %s its elements, was overwritten", name,
+                (long long)i - (long long)memory->begin, where);
 }
 
 static int check_scratch(run *r, const char *name, const region *memory)
@@ -400,12 +412,27 @@ static int check_scratch(run *r, const char *name, const region *memory)
     if (memory->device == NULL || memory->pages)
         return 0;
     char *now = region_download(memory, r->options->context);
-    char *writable = conformance_allocate(memory->size, 1);
-    memset(writable + memory->begin, 1, memory->used);
-    const int failed = check_region(r, name, memory, now, writable);
-    free(writable);
+    memcpy(now + memory->begin, memory->image + memory->begin, memory->used);
+    const int failed = check_region(r, name, memory, now);
     free(now);
     return failed;
+}
+
+/* Takes an output's elements from `now`, where it leaves those of the image. */
+static void take_elements(const binding *b, char *now, double *values)
+{
+    const fwa_tensor *t = &b->tensor;
+    const size_t size = fwa_dtype_size(t->dtype);
+    const int64_t n = elements_of(t), width = n ? t->shape[t->rank - 1] : 1;
+    for (int64_t row = 0; row < n / width; row++) {
+        const int64_t offset = row_offset(t, row);
+        for (int64_t i = 0; i < width; i++) {
+            const int64_t at = offset + i * t->stride[t->rank - 1];
+            const size_t byte = b->memory.begin + (size_t)at * size;
+            values[row * width + i] = take(t, now + b->memory.begin, at);
+            memcpy(now + byte, b->memory.image + byte, size);
+        }
+    }
 }
 
 /* Checks the memory of one binding and takes the results that it holds. */
@@ -415,22 +442,12 @@ static int collect(run *r, int32_t index, conformance_data *results)
     if (b->shares >= 0)
         return 0; /* taken with the binding that it shares */
     char *now = region_download(&b->memory, r->options->context);
-    char *writable = conformance_allocate(b->memory.size, 1);
-    const size_t size = fwa_dtype_size(b->tensor.dtype);
-    const int64_t n = elements_of(&b->tensor);
     for (int32_t i = 0; i < r->count; i++) {
         const binding *owner = &r->bindings[i];
-        if (!owner->output || (i != index && owner->shares != index))
-            continue;
-        double *values = conformance_add(results, owner->row->name);
-        for (int64_t j = 0; j < n; j++) {
-            const int64_t offset = offset_of(&b->tensor, j);
-            values[j] = take(&b->tensor, now + b->memory.begin, offset);
-            memset(writable + b->memory.begin + (size_t)offset * size, 1, size);
-        }
+        if (owner->output && (i == index || owner->shares == index))
+            take_elements(b, now, conformance_add(results, owner->row->name));
     }
-    const int failed = check_region(r, b->row->name, &b->memory, now, writable);
-    free(writable);
+    const int failed = check_region(r, b->row->name, &b->memory, now);
     free(now);
     return failed;
 }

@@ -134,6 +134,7 @@ problem_run_result problem_verify_begin(const safetensors *file, fwa_context *re
     made->data_dtype = problem.dtype;
     problem_run_result result = run_reference(made, FWA_DTYPE_NONE, FWA_DTYPE_NONE, &made->exact,
                                               message);
+    *status = made->exact.status;
     if (result == PROBLEM_RUN_OK)
         result = check_answers(made, message);
     if (result == PROBLEM_RUN_OK)

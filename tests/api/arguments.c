@@ -28,6 +28,12 @@ static setup setup_kind(int kind, const char *backend)
         for (setup s_ = setup_kind(kind_, backend); s_.backend; s_.backend = NULL)        \
             for (call *c = call_new(&s_, (fwa_pass)pass_); c; call_free(c), c = NULL)
 
+/* A state may have any stride on its last axis. */
+static bool is_state(const call_tensor *t)
+{
+    return strlen(t->name) > 6 && strcmp(t->name + strlen(t->name) - 6, ".state") == 0;
+}
+
 static bool is_required(const call_tensor *t)
 {
     return strlen(t->name) == 1 || strcmp(t->name, "o_grad") == 0;
@@ -174,7 +180,7 @@ Test(arguments, strides)
     FOR_TENSORS(c, t)
     for (int axis = 0; axis < t->tensor->rank; axis++) {
         int64_t *stride = &t->tensor->stride[axis], right = *stride;
-        const bool last = axis == t->tensor->rank - 1 && axis > 0;
+        const bool last = axis == t->tensor->rank - 1 && axis > 0 && !is_state(t);
         const int64_t bad[] = {-1, -right, INT64_MIN, INT64_MAX, (int64_t)1 << 61,
                                t->output ? 0 : -2, last ? 2 : -3, last ? 16 : -4};
         if (t->tensor->shape[axis] == 1)

@@ -224,19 +224,76 @@ Test(strides, integer_vectors)
     }
 }
 
-/* A state that is stored [N, H, V, D] cannot be passed as [N, H, D, V]: that is an error, not a
- * guess (B023, B052). */
-Test(strides, transposed_state_is_refused)
+/* States kept value-major, [N, Hv, V, D], as transposed views; in place too (B023, B052). */
+static void make_value_major(call *c, const char *name, int64_t lead)
+{
+    const fwa_tensor *t = call_get(c, name);
+    const int64_t heads = t->shape[1], d = t->shape[2], v = t->shape[3];
+    const int64_t stride[] = {heads * v * d + 2, v * d, 1, d};
+    call_restride(c, name, stride, lead);
+}
+
+Test(strides, value_major_states)
+{
+    static const char *const names[2][2] = {{"carry_in.state", "carry_out.state"},
+                                            {"carry_out_grad.state", "carry_in_grad.state"}};
+    FOR_BACKENDS(backend)
+    for (int i = 0; i < VARIANTS; i++)
+        for (int pass = 0; pass < 2; pass++)
+            for (int which = 1; which < 4; which++) {
+                setup s = variant(backend, i);
+                call *dense = call_new(&s, (fwa_pass)pass), *c = call_new(&s, (fwa_pass)pass);
+                for (int j = 0; j < 2; j++)
+                    if (which >> j & 1)
+                        make_value_major(c, names[pass][j], j);
+                if (pass == FWA_PASS_BACKWARD)
+                    make_value_major(c, "carry_in.state", 3);
+                call_ok(dense);
+                call_ok(c);
+                expect_same_outputs(dense, c);
+                call_free(dense);
+                call_free(c);
+            }
+}
+
+Test(strides, value_major_states_in_place)
+{
+    static const int32_t in[] = {1, 0}, out[] = {0, 1}, zeros[] = {0, 0};
+    FOR_BACKENDS(backend)
+    for (int i = 0; i < VARIANTS; i++)
+        for (int nothing = 0; nothing < 2; nothing++) {
+            setup s = variant(backend, i);
+            call *apart = call_new(&s, FWA_PASS_FORWARD);
+            s.in_place = true;
+            call *c = call_new(&s, FWA_PASS_FORWARD);
+            make_value_major(c, "carry_in.state", 0);
+            c->forward.carry_out.state = c->forward.carry_in.state;
+            for (int j = 0; j < 2; j++) {
+                call_integers(j ? apart : c, "slot_in", 2, in);
+                call_integers(j ? apart : c, "slot_out", 2, out);
+                if (nothing)
+                    call_integers(j ? apart : c, "commit", 2, zeros);
+            }
+            call_ok(apart);
+            call_ok(c);
+            cr_assert(tensor_same(&apart->forward.o, &c->forward.o));
+            cr_assert(tensor_same(&apart->forward.carry_out.state, &c->forward.carry_out.state));
+            cr_assert(tensor_same(&apart->forward.carry_out.seen, &c->forward.carry_out.seen));
+            call_free(apart);
+            call_free(c);
+        }
+}
+
+/* A wrong layout is seen where D is not V. */
+Test(strides, wrong_state_layout)
 {
     FOR_BACKENDS(backend)
-    for (int square = 0; square < 2; square++) {
+    {
         setup s = setup_small(backend);
-        s.problem.value_dim = square ? 4 : 3;
         call *c = call_new(&s, FWA_PASS_FORWARD);
         fwa_tensor *state = call_get(c, "carry_in.state");
-        state->stride[2] = 1;
-        state->stride[3] = 4;
-        call_fails(c, FWA_ERROR_STRIDE, "carry_in.state.stride[3] is 4", "1 or 0");
+        *state = fwa_tensor_contiguous(state->data, FWA_DTYPE_F32, 4, 2, 2, 3, 4);
+        call_fails(c, FWA_ERROR_SHAPE, "carry_in.state.shape[2] is 3; it must be 4");
         call_free(c);
     }
 }

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # bash completion for fwa(1)
 
+_fwa_sets='default prefill train decode rules dims'
+
 _fwa_words()
 {
     mapfile -t COMPREPLY < <(compgen -W "$1" -- "$2")
@@ -39,6 +41,9 @@ _fwa()
         -w | --what)
             _fwa_words 'effective mask' "$current"
             return ;;
+        -p | --pass)
+            _fwa_words 'forward backward train decode all' "$current"
+            return ;;
         -o | --output)
             if [[ $command == mask ]]; then
                 _fwa_files "$current" png
@@ -46,13 +51,16 @@ _fwa()
                 _fwa_files "$current" safetensors
             fi
             return ;;
-        -t | --threads | -H | --head | -c | --channel | -n | --sequence | -S | --size)
+        -t | --threads | -H | --head | -c | --channel | -n | --sequence | -S | --size | \
+            -F | --filter | --seconds)
             return ;;
     esac
     case $command in
         run) options+=' --output --backward --backend --form --dtype --state-dtype --threads' ;;
         verify) options+=' --backend --form --dtype --threads' ;;
-        check | bench) options+=' --backend --threads' ;;
+        check) options+=' --backend --form --dtype --filter --threads --json --verbose' ;;
+        bench)
+            options+=' --backend --form --dtype --pass --threads --seconds --json --list' ;;
         mask)
             options+=' --output --head --channel --sequence --what --log --size --backend --threads' ;;
     esac
@@ -60,6 +68,9 @@ _fwa()
         _fwa_words "$options" "$current"
     elif [[ $command == run || $command == verify || $command == mask ]]; then
         _fwa_files "$current" safetensors
+    elif [[ $command == bench ]]; then
+        _fwa_files "$current" txt
+        mapfile -t -O "${#COMPREPLY[@]}" COMPREPLY < <(compgen -W "$_fwa_sets" -- "$current")
     fi
 }
 

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef FWA_BENCH_MEASURE_H
+#define FWA_BENCH_MEASURE_H
+
+/* One problem: verify it, then time it. */
+
+#include "peak.h"
+#include "problems.h"
+#include "verify.h"
+
+typedef enum bench_verdict {
+    BENCH_TIMED,
+    BENCH_WRONG,  /* the verification failed: no times */
+    BENCH_REFUSED /* the library refuses the problem, or there is no memory */
+} bench_verdict;
+
+typedef struct bench_result {
+    bench_problem problem;
+    bench_verdict verdict;
+    bench_message message; /* where it was not timed */
+    char kernel[256];      /* of forward and backward, with " + " between, where both are timed */
+    bench_check check;
+    int64_t samples; /* of `calls` calls each */
+    int64_t calls;
+    double minimum, median, p90;  /* seconds of one call */
+    double peak_fma, peak_update; /* greatest samples before, between and after the calls, GFLOP/s
+                                     and GB/s; 0: not measured */
+} bench_result;
+
+typedef struct bench_setup {
+    fwa_context *context, *reference;
+    bench_meter *meter; /* NULL: a device that the host's peaks say nothing about */
+    double seconds;     /* of timed calls */
+    void (*phase)(void *user, const char *what); /* optional: what begins now */
+    void *user;
+} bench_setup;
+
+void bench_measure(const bench_setup *setup, const bench_problem *problem, bench_result *result);
+
+/* What the times mean; from the minimum, since the peaks are the best samples too. 0: unknown. */
+typedef struct bench_rates {
+    double gflops, gbytes, tokens; /* a second; gbytes of decoding only */
+    double of_fma, of_update;      /* fractions of the measured peaks; of_update of decoding, of_fma
+                                      of all else */
+} bench_rates;
+bench_rates bench_rates_of(const bench_result *result);
+
+#endif

@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tool.h"
+
+#include "../bench/report.h"
+#include "../files/atomic_file.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_SET   "default"
+#define SECONDS_LIMIT 3600.0
+#define DRIFT_SHOWN   0.05 /* a peak that moved more spoils the fractions */
+
+/* The state of one `fwa bench`. */
+typedef struct session {
+    tool_engine engine;
+    char *pass, *json;
+    int list;
+    bench_list problems;
+    bench_setup setup;
+    bench_meter meter;
+    bench_result *results;
+    tool_progress progress;
+    int64_t done;
+    atomic_file file; /* where --json goes; stream NULL: to no file */
+} session;
+
+static const tool_column columns[] = {
+    {"problem", 20, 0}, {"min ms", 9, 1},  {"median", 9, 1},  {"spread", 6, 1},
+    {"tokens/s", 9, 1}, {"GFLOP/s", 7, 1}, {"of FMA", 6, 1},  {"GB/s", 6, 1},
+    {"of mem", 6, 1},   {"error", 7, 1},   {"checked", 9, 1}, {"kernel", 0, 0},
+};
+
+#define COLUMNS ((int)(sizeof columns / sizeof *columns))
+#define CELL    48
+
+/* ---- Sets ------------------------------------------------------------------------------------ */
+
+static void print_sets(void)
+{
+    for (int32_t i = 0; bench_set_get(i) != NULL; i++) {
+        const bench_set *set = bench_set_get(i);
+        printf("%s%s:\n", i ? "\n" : "", set->name);
+        for (const char *at = set->text; *at;) {
+            const int length = (int)strcspn(at, "\n");
+            if (strstr(at, "SPDX-") != at + 2)
+                printf("    %.*s\n", length, at);
+            at += length + (at[length] == '\n');
+        }
+    }
+}
+
+/* One argument: a set, or else a file. */
+static tool_exit add_problems(session *all, const char *name)
+{
+    const bench_set *set = bench_set_find(name);
+    bench_message message;
+    const int failed = set ? bench_parse_text(set->text, name, &all->problems, &message)
+                           : bench_read_file(name, &all->problems, &message);
+    if (!failed)
+        return TOOL_OK;
+    if (set == NULL && strpbrk(name, "./") == NULL)
+        tool_error("'%s' is no set (fwa bench --list shows them)", name);
+    tool_error("%s", message.text);
+    return TOOL_BAD_FILE;
+}
+
+/* Keeps the problems of the pass that was asked for, and puts form and type over theirs. */
+static tool_exit select_problems(session *all)
+{
+    int64_t kept = 0;
+    int32_t form = FWA_FORM_AUTO, dtype = FWA_DTYPE_NONE, pass = -1;
+    tool_exit code = tool_form(all->engine.form, &form);
+    if (code == TOOL_OK)
+        code = tool_dtype("--dtype", all->engine.dtype, &dtype);
+    if (code != TOOL_OK)
+        return code;
+    for (int32_t i = 0; all->pass && i < BENCH_PASSES; i++)
+        pass = strcmp(all->pass, bench_pass_name(i)) == 0 ? i : pass;
+    if (all->pass && pass < 0 && strcmp(all->pass, "all") != 0) {
+        tool_error("--pass is '%s'; it must be forward, backward, train, decode or all", all->pass);
+        return TOOL_USAGE;
+    }
+    for (int64_t i = 0; i < all->problems.count; i++) {
+        bench_problem *p = &all->problems.problems[kept];
+        *p = all->problems.problems[i];
+        p->problem.form = all->engine.form ? form : p->problem.form;
+        p->problem.dtype = dtype == FWA_DTYPE_NONE ? p->problem.dtype : dtype;
+        kept += pass < 0 || p->pass == pass;
+    }
+    all->problems.count = kept;
+    if (kept > 0)
+        return TOOL_OK;
+    tool_error("no problem is left to run");
+    return TOOL_USAGE;
+}
+
+/* ---- Printing -------------------------------------------------------------------------------- */
+
+static int is_table(const session *all)
+{
+    return all->json == NULL || strcmp(all->json, "-") != 0;
+}
+
+static void print_peak(const session *all, const char *name, bench_peak peak, const char *unit)
+{
+    const double one = bench_meter_series(&all->meter, peak, 0)->greatest;
+    printf("%s %.1f %s on 1 thread", name, one, unit);
+    if (all->meter.threads > 1)
+        printf(", %.1f on %d", bench_meter_series(&all->meter, peak, 1)->greatest,
+               all->meter.threads);
+}
+
+static void print_machine(const session *all)
+{
+    printf("libfwa %s, %s (%s), threads: %d\n", fwa_version_string(),
+           fwa_context_backend(all->setup.context), fwa_context_device(all->setup.context),
+           (int)fwa_context_threads(all->setup.context));
+    if (all->setup.meter == NULL)
+        return;
+    printf("Peaks (%s): ", all->meter.loops->isa);
+    print_peak(all, "multiply-adds", BENCH_PEAK_FMA, "GFLOP/s");
+    print_peak(all, ";\nmemory in place", BENCH_PEAK_UPDATE, "GB/s");
+    print_peak(all, "; triad", BENCH_PEAK_TRIAD, "GB/s");
+    printf("\n\n");
+}
+
+static void print_drift(const session *all)
+{
+    const bench_series *fma = bench_meter_series(&all->meter, BENCH_PEAK_FMA, 1);
+    const double drift = bench_meter_drift(&all->meter);
+    printf("\nMultiply-adds: %.1f GFLOP/s at first, %.1f at last, %.1f to %.1f between%s\n",
+           fma->first, fma->last, fma->least, fma->greatest,
+           drift > DRIFT_SHOWN
+               ? ": the clock moved, or other programs ran; take the figures with care"
+               : "");
+}
+
+/* "-" where there is no number. */
+static void format(char cell[CELL], const char *pattern, double number)
+{
+    if (number > 0)
+        snprintf(cell, CELL, pattern, number);
+    else
+        snprintf(cell, CELL, "-");
+}
+
+static const char *milliseconds(double seconds)
+{
+    return seconds < 1e-3 ? "%.4f" : seconds < 1 ? "%.3f" : "%.1f";
+}
+
+static void print_times(const bench_result *r)
+{
+    const bench_rates rates = bench_rates_of(r);
+    char text[COLUMNS][CELL];
+    const char *cells[COLUMNS];
+    for (int i = 0; i < COLUMNS; i++)
+        cells[i] = text[i];
+    cells[0] = r->problem.name;
+    cells[COLUMNS - 1] = r->kernel;
+    format(text[1], milliseconds(r->minimum), r->minimum * 1e3);
+    format(text[2], milliseconds(r->median), r->median * 1e3);
+    format(text[3], "%.2f", r->p90 / r->minimum);
+    format(text[4], rates.tokens < 1e7 ? "%.0f" : "%.3g", rates.tokens);
+    format(text[5], rates.gflops < 1000 ? "%.1f" : "%.0f", rates.gflops);
+    format(text[6], "%.1f %%", 100 * rates.of_fma);
+    format(text[7], "%.1f", rates.gbytes);
+    format(text[8], "%.1f %%", 100 * rates.of_update);
+    snprintf(text[9], CELL, "%.1e", r->check.error.rms);
+    snprintf(text[10], CELL, "all");
+    if (r->check.tokens > 0)
+        snprintf(text[10], CELL, "2 x %lld", (long long)r->check.tokens);
+    tool_table_row(columns, COLUMNS, cells);
+}
+
+static void print_result(const bench_result *result)
+{
+    if (result->verdict == BENCH_TIMED)
+        print_times(result);
+    else
+        printf("%-*s  %s: %s\n", columns[0].width, result->problem.name,
+               result->verdict == BENCH_WRONG ? "FAILED" : "refused", result->message.text);
+}
+
+/* ---- Running --------------------------------------------------------------------------------- */
+
+static void show_phase(void *user, const char *what)
+{
+    session *all = user;
+    char line[96];
+    snprintf(line, sizeof line, "%s: %s", all->problems.problems[all->done].name, what);
+    tool_progress_show(&all->progress, all->done, line);
+}
+
+static void sample_peaks(bench_meter *meter)
+{
+    for (int peak = 0; peak < BENCH_PEAKS; peak++)
+        for (int all = 0; all <= (meter->threads > 1); all++)
+            bench_meter_sample(meter, (bench_peak)peak, all);
+}
+
+static tool_exit begin_meter(session *all)
+{
+    const char *backend = fwa_context_backend(all->setup.context);
+    bench_message message;
+    if (strcmp(backend, "cpu") != 0 && strcmp(backend, "reference") != 0)
+        return TOOL_OK;
+    if (bench_meter_begin(&all->meter, (int)fwa_context_threads(all->setup.context), &message)) {
+        tool_error("%s", message.text);
+        return TOOL_LIBRARY;
+    }
+    all->setup.meter = &all->meter;
+    sample_peaks(&all->meter);
+    return TOOL_OK;
+}
+
+static tool_exit begin(session *all)
+{
+    safetensors_message message;
+    tool_exit code = tool_context("reference", all->engine.threads, &all->setup.reference);
+    if (code == TOOL_OK)
+        code = tool_context(all->engine.backend, all->engine.threads, &all->setup.context);
+    if (code != TOOL_OK)
+        return code;
+    all->results = calloc((size_t)all->problems.count, sizeof *all->results);
+    if (all->results == NULL) {
+        tool_error("no memory for the results of %lld problems", (long long)all->problems.count);
+        return TOOL_LIBRARY;
+    }
+    /* Before the long part: a file that cannot be written is found out now. */
+    if (all->json && is_table(all) && atomic_file_open(&all->file, all->json, &message)) {
+        tool_error("%s", message.text);
+        return TOOL_OUTPUT;
+    }
+    return begin_meter(all);
+}
+
+static tool_exit write_json(session *all)
+{
+    safetensors_message message;
+    if (all->json == NULL)
+        return TOOL_OK;
+    FILE *stream = is_table(all) ? all->file.stream : stdout;
+    json_t *report = bench_report(&all->setup, all->results, all->problems.count);
+    int failed = report == NULL || json_dumpf(report, stream, JSON_INDENT(2)) != 0 ||
+                 fputc('\n', stream) == EOF;
+    json_decref(report);
+    snprintf(message.text, sizeof message.text, "the JSON cannot be written");
+    if (!failed && is_table(all))
+        failed = atomic_file_commit(&all->file, &message);
+    if (!failed)
+        return TOOL_OK;
+    tool_error("%s", message.text);
+    return TOOL_OUTPUT;
+}
+
+static tool_exit measure_all(session *all)
+{
+    tool_exit code = TOOL_OK;
+    all->setup.phase = show_phase;
+    all->setup.user = all;
+    all->progress = tool_progress_begin(all->problems.count);
+    if (is_table(all)) {
+        print_machine(all);
+        tool_table_head(columns, COLUMNS);
+        fflush(stdout);
+    }
+    for (; all->done < all->problems.count; all->done++) {
+        bench_result *result = &all->results[all->done];
+        bench_measure(&all->setup, &all->problems.problems[all->done], result);
+        tool_progress_clear(&all->progress);
+        if (result->verdict == BENCH_WRONG)
+            code = TOOL_MISMATCH;
+        else if (result->verdict == BENCH_REFUSED && code == TOOL_OK)
+            code = TOOL_LIBRARY;
+        if (is_table(all)) {
+            print_result(result);
+            fflush(stdout);
+        } else if (result->verdict != BENCH_TIMED) {
+            tool_error("%s: %s", result->problem.name, result->message.text);
+        }
+    }
+    if (all->setup.meter) {
+        sample_peaks(&all->meter);
+        if (is_table(all))
+            print_drift(all);
+    }
+    return code;
+}
+
+static tool_exit run(session *all, const char *const *names)
+{
+    static const char *const standard[] = {DEFAULT_SET, NULL};
+    tool_exit code = TOOL_OK;
+    if (all->list) {
+        print_sets();
+        return TOOL_OK;
+    }
+    if (!(all->setup.seconds > 0 && all->setup.seconds <= SECONDS_LIMIT)) {
+        tool_error("--seconds is %g; it must be above 0 and at most %g", all->setup.seconds,
+                   SECONDS_LIMIT);
+        return TOOL_USAGE;
+    }
+    names = names[0] ? names : standard;
+    for (int i = 0; names[i] != NULL && code == TOOL_OK; i++)
+        code = add_problems(all, names[i]);
+    if (code == TOOL_OK)
+        code = select_problems(all);
+    if (code == TOOL_OK)
+        code = begin(all);
+    if (code != TOOL_OK)
+        return code;
+    code = measure_all(all);
+    const tool_exit written = write_json(all);
+    return code == TOOL_OK ? written : code;
+}
+
+int tool_bench(int argc, const char **argv)
+{
+    session all = {.setup = {.seconds = 1}};
+    poptContext context;
+    const char *const *arguments;
+    const struct poptOption options[] = {
+        TOOL_OPTION_BACKEND(all.engine, "backend to time (default cpu)"),
+        TOOL_OPTION_FORM(all.engine, "form of all problems: auto, recurrent, masked or chunked"),
+        TOOL_OPTION_DTYPE(all.engine, "type of all problems: f64, f32, bf16 or f16"),
+        {"pass", 'p', POPT_ARG_STRING, &all.pass, 0,
+         "only this pass: forward, backward, train, decode or all", "PASS"},
+        TOOL_OPTION_THREADS(all.engine),
+        {"seconds", '\0', POPT_ARG_DOUBLE, &all.setup.seconds, 0,
+         "time of the calls of each problem (default 1)", "S"},
+        {"json", 'j', POPT_ARG_STRING, &all.json, 0,
+         "write all results as JSON; '-': to the standard output, without the table", "FILE"},
+        {"list", 'l', POPT_ARG_NONE, &all.list, 0, "show the sets and their problems", NULL},
+        POPT_AUTOHELP POPT_TABLEEND};
+    tool_exit code = tool_parse(argc, argv, options, "[OPTION...] [SET|FILE...]", 0, -1, &context,
+                                &arguments);
+    if (code == TOOL_OK) {
+        code = run(&all, arguments);
+        poptFreeContext(context);
+    }
+    atomic_file_discard(&all.file);
+    bench_meter_end(&all.meter);
+    fwa_context_destroy(all.setup.context);
+    fwa_context_destroy(all.setup.reference);
+    bench_list_free(&all.problems);
+    free(all.results);
+    free(all.pass);
+    free(all.json);
+    tool_engine_free(&all.engine);
+    return code;
+}

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs the conformance cases with the CPU backend held to one level of instructions. Where the machine
+# lacks the level, the tool must refuse. Prints TAP, a line for each case; exits 1 if a check failed.
+#
+#     check_isa.sh TOOL ISA [OPTION...]
+#
+# TOOL: the fwa command. ISA: generic, avx2 or avx512. OPTION: more for `fwa check`.
+set -u
+
+tool=$1 isa=$2
+shift 2
+case $isa in
+    generic) needs=() ;;
+    avx2) needs=(avx2 fma f16c) ;;
+    avx512) needs=(avx512f avx512bw avx512dq avx512vl) ;;
+    *) echo "Bail out! no such level: $isa"; exit 1 ;;
+esac
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+
+present=yes
+for need in "${needs[@]}"; do
+    grep -qw "$need" /proc/cpuinfo || present=no
+done
+
+FWA_CPU_ISA=$isa "$tool" check --backend cpu --verbose "$@" > "$output" 2>&1
+status=$?
+
+if [ "$present" = no ]; then
+    echo 1..1
+    if [ "$status" -eq 4 ] && grep -q "FWA_CPU_ISA is \"$isa\"" "$output"; then
+        echo "ok - refuses $isa on this machine"
+        exit 0
+    fi
+    echo "not ok - refuses $isa on this machine"
+    exit 1
+fi
+
+# A gap is a case that the backend declares that it refuses.
+awk '
+    /^ok / || /^gap / { sub(/^[a-z]+ +/, ""); print "ok - " $0; cases++; next }
+    /^FAIL / { sub(/^[A-Z]+ +/, ""); print "not ok - " $0; cases++; next }
+    { print "# " $0 }
+    / passed, / { ended = 1 }
+    END { print (ended && cases ? "ok" : "not ok") " - all cases were run"; print "1.." cases + 1 }
+' "$output"
+[ "$status" -eq 0 ]

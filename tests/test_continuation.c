@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A sequence in pieces, with the carry handed on, is the sequence in one; token by token too. */
+
+#include "support.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define D 16
+#define V 12
+
+static double *get(const conformance_data *data, const char *name)
+{
+    double *values = conformance_get(data, name);
+    cr_assert_not_null(values, "%s is absent", name);
+    return values;
+}
+
+/* Two rows, fresh or not. */
+static conformance_data rule_data(const engine *e, int rule, int alignment, int64_t tokens,
+                                  uint64_t seed)
+{
+    fwa_problem problem = FWA_PROBLEM_INIT;
+    problem.key_dim = D;
+    problem.value_dim = V;
+    problem.heads_value = 2;
+    problem.alignment = alignment;
+    problem.read = (int32_t)(seed % 2);
+    problem.prediction = (int32_t)(seed / 2 % 2);
+    set_rule(&problem, &factor_rules[rule]);
+    conformance_data data = random_data(&problem, 2, tokens, seed);
+    random_gates(&data, seed);
+    if (seed % 3 == 0)
+        random_carry(&data, 2, seed);
+    conformance_round(&data, e->dtype, FWA_DTYPE_NONE);
+    return data;
+}
+
+/* Runs the pieces between the cuts (the last is T), the results of all in one. */
+static conformance_data run_pieces(const engine *e, const conformance_data *data,
+                                   const int64_t *cuts, int64_t count)
+{
+    conformance_data rest = conformance_data_copy(data), all;
+    const int64_t tokens = data->extent.tokens;
+    const int64_t width = (int64_t)data->problem.heads_value * V;
+    double *o = conformance_allocate((size_t)(2 * tokens * width), sizeof *o);
+    memset(&all, 0, sizeof all);
+    for (int64_t i = 0, from = 0; i < count; from = cuts[i++]) {
+        conformance_data part = conformance_slice(&rest, from, cuts[i]);
+        conformance_data got = run_engine(e, &part, 0);
+        const int64_t length = cuts[i] - from;
+        for (int64_t b = 0; b < 2 && length > 0; b++)
+            memcpy(o + (b * tokens + from) * width, get(&got, "o") + b * length * width,
+                   (size_t)(length * width) * sizeof *o);
+        conformance_hand_over(&got, &rest);
+        conformance_data_free(&part);
+        conformance_data_free(&all);
+        all = got;
+    }
+    conformance_drop(&all, "o");
+    all.extent.tokens = tokens;
+    memcpy(conformance_add(&all, "o"), o, (size_t)(2 * tokens * width) * sizeof *o);
+    conformance_data_free(&rest);
+    free(o);
+    return all;
+}
+
+static void check_cuts(const engine *e, const conformance_data *data, const conformance_data *whole,
+                       const int64_t *cuts, int64_t count, const char *what, int bitwise)
+{
+    conformance_data got = run_pieces(e, data, cuts, count);
+    if (bitwise)
+        expect_all_same(e, what, &got, whole);
+    else
+        expect_all_close(e, what, &got, whole);
+    conformance_data_free(&got);
+}
+
+/* Random cuts over T = 257, some of them equal: empty pieces. */
+static void random_cuts(const engine *e)
+{
+    conformance_random random = conformance_random_seed(7);
+    for (int rule = 0; rule < FACTOR_RULES; rule++)
+        for (int alignment = 0; alignment < 2; alignment++) {
+            conformance_data data = rule_data(e, rule, alignment, 257, (uint64_t)rule * 2 + 1);
+            conformance_data whole = run_engine(e, &data, 0);
+            for (int tries = 0; tries < 2; tries++) {
+                int64_t cuts[5] = {0, 0, 0, 0, 257};
+                for (int i = 0; i < 4; i++) {
+                    const int64_t least = i ? cuts[i - 1] : 0;
+                    cuts[i] = least + conformance_random_below(&random, (258 - least) / 2 + 1);
+                }
+                check_cuts(e, &data, &whole, cuts, 5, factor_rules[rule].name, 0);
+            }
+            conformance_data_free(&whole);
+            conformance_data_free(&data);
+        }
+}
+
+static void known_cuts(const engine *e)
+{
+    int64_t steps[100];
+    const int64_t late[] = {99, 100}, blocks[] = {64, 100};
+    for (int64_t i = 0; i < 100; i++)
+        steps[i] = i + 1;
+    for (int rule = 0; rule < FACTOR_RULES; rule++) {
+        conformance_data data = rule_data(e, rule, rule % 2, 100, 40 + (uint64_t)rule);
+        conformance_data whole = run_engine(e, &data, 0);
+        check_cuts(e, &data, &whole, late, 2, "99 + 1", 0);
+        check_cuts(e, &data, &whole, blocks, 2, "64 + 36", 0);
+        check_cuts(e, &data, &whole, steps, 100, "1 x 100", 0);
+        conformance_data_free(&whole);
+        conformance_data_free(&data);
+    }
+}
+
+static int64_t chunk_length(const engine *e, const conformance_data *data)
+{
+    const conformance_options options = {
+        .context = context_of(e->backend, 1), .form = e->form, .dtype = e->dtype};
+    conformance_data got;
+    conformance_outcome outcome;
+    cr_assert_eq(conformance_run(data, &options, &got, &outcome), 0, "%s", outcome.message);
+    conformance_data_free(&got);
+    const char *form = strstr(outcome.kernel[FWA_PASS_FORWARD], "/chunked/");
+    cr_assert_not_null(form, "kernel '%s' does not say its chunk", outcome.kernel[0]);
+    const long chunk = strtol(form + strlen("/chunked/"), NULL, 10);
+    cr_assert(chunk >= 1 && chunk <= 256, "kernel '%s' has a chunk of %ld tokens",
+              outcome.kernel[0], chunk);
+    return chunk;
+}
+
+/* Cuts between chunks change no bit. */
+static void chunk_cuts(const engine *e)
+{
+    for (int rule = 0; rule < FACTOR_RULES; rule++)
+        for (int alignment = 0; alignment < 2; alignment++) {
+            conformance_data data = rule_data(e, rule, alignment, 4, 70 + (uint64_t)rule);
+            const int64_t chunk = chunk_length(e, &data);
+            conformance_data_free(&data);
+            data = rule_data(e, rule, alignment, 8 * chunk + 3, 70 + (uint64_t)rule);
+            const int64_t one[] = {chunk, 8 * chunk + 3}, two[] = {4 * chunk, 8 * chunk + 3};
+            const int64_t many[] = {2 * chunk, 3 * chunk, 7 * chunk, 8 * chunk, 8 * chunk + 3};
+            conformance_data whole = run_engine(e, &data, 0);
+            check_cuts(e, &data, &whole, one, 2, factor_rules[rule].name, 1);
+            check_cuts(e, &data, &whole, two, 2, factor_rules[rule].name, 1);
+            check_cuts(e, &data, &whole, many, 5, factor_rules[rule].name, 1);
+            conformance_data_free(&whole);
+            conformance_data_free(&data);
+        }
+}
+
+/* The recurrent form has no chunks: no cut changes a bit. */
+static void any_cuts(const engine *e)
+{
+    const int64_t cuts[] = {1, 2, 17, 17, 40, 70};
+    for (int rule = 0; rule < FACTOR_RULES; rule++) {
+        conformance_data data = rule_data(e, rule, rule % 2, 70, 90 + (uint64_t)rule);
+        conformance_data whole = run_engine(e, &data, 0);
+        check_cuts(e, &data, &whole, cuts, 6, factor_rules[rule].name, 1);
+        conformance_data_free(&whole);
+        conformance_data_free(&data);
+    }
+}
+
+Test(continuation, random_cuts_exact)
+{
+    for (int i = 0; i < ENGINES_EXACT; i++)
+        random_cuts(&engines[i]);
+}
+
+Test(continuation, random_cuts_16_bit)
+{
+    for (int i = ENGINES_EXACT; i < ENGINES; i++)
+        random_cuts(&engines[i]);
+}
+
+Test(continuation, known_cuts_exact)
+{
+    for (int i = 0; i < ENGINES_EXACT; i++)
+        known_cuts(&engines[i]);
+}
+
+Test(continuation, known_cuts_16_bit)
+{
+    for (int i = ENGINES_EXACT; i < ENGINES; i++)
+        known_cuts(&engines[i]);
+}
+
+Test(continuation, chunk_cuts)
+{
+    for (int i = 0; i < ENGINES; i++)
+        if (engines[i].form == FWA_FORM_CHUNKED)
+            chunk_cuts(&engines[i]);
+}
+
+Test(continuation, any_cuts)
+{
+    for (int i = 0; i < ENGINES; i++)
+        if (engines[i].form == FWA_FORM_RECURRENT)
+            any_cuts(&engines[i]);
+}
