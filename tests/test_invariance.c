@@ -586,7 +586,7 @@ Test(invariance, grouped_heads)
 Test(invariance, guard_pages)
 {
     static const int64_t tokens[] = {1, 2, 15, 16, 17, 63, 64, 65, 127, 129};
-    static const int32_t dims[][2] = {{16, 12}, {33, 31}, {7, 100}, {64, 64}, {1, 1}};
+    static const int32_t dims[][2] = {{16, 12}, {33, 31}, {7, 100}, {64, 64}, {3, 2}};
     for (int i = 1; i < ENGINES; i++)
         for (int64_t j = 0; j < COUNT(tokens); j++) {
             fwa_problem problem = FWA_PROBLEM_INIT;

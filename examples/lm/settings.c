@@ -56,7 +56,7 @@ static const lm_option FIELDS[] = {
     {"batch", "N", "8", "sequences of a step", INTEGER, STORED, AT(batch), 1, 65536},
     {"context", "N", "256", "tokens of a sequence of text", INTEGER, STORED, AT(context), 1,
      1048576},
-    {"learning-rate", "R", "0.003", "peak of the learning rate", REAL, STORED, AT(learning_rate), 0,
+    {"learning-rate", "R", "0.006", "peak of the learning rate", REAL, STORED, AT(learning_rate), 0,
      10},
     {"warmup", "P", "0.05", "part of the run with a rising rate", REAL, STORED, AT(warmup), 0, 1},
     {"weight-decay", "R", "0.1", "of the matrices", REAL, STORED, AT(weight_decay), 0, 10},

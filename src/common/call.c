@@ -242,7 +242,8 @@ static char *front_of(const fwa_buffer *workspace)
     return (char *)(at / FWA_FRONT_ALIGNMENT * FWA_FRONT_ALIGNMENT);
 }
 
-/* Checks the sizes and places of both buffers; the backend's part of the workspace is what is left. */
+/* Checks the sizes and places of both buffers; the backend's part of the workspace is what is left.
+ */
 static fwa_status check_buffers(const fwa_plan *plan, fwa_pass pass, fwa_call *call,
                                 const fwa_buffer buffers[2])
 {
@@ -317,76 +318,59 @@ static fwa_status check_data(const fwa_plan *plan, fwa_call *call, const fwa_tea
     return status;
 }
 
-/* No sequence and no token: nothing to do, and no buffers are needed for it. */
-static bool is_idle(const fwa_extent *extent, const fwa_tensor *cu_seqlens)
+/* A call whose struct is sound: checks the rest, then runs it. */
+static fwa_status perform(const fwa_plan *plan, fwa_call *call)
 {
-    return extent->sequences == 0 && (extent->tokens == 0 || !cu_seqlens->rank);
-}
-
-/* Everything after the tensors' checks. */
-static fwa_status run(const fwa_plan *plan, fwa_pass pass, fwa_call *call, const fwa_team *team,
-                      const fwa_buffer buffers[2])
-{
+    const fwa_forward_args *f = call->forward;
+    const fwa_backward_args *b = call->backward;
+    const fwa_pass pass = f ? FWA_PASS_FORWARD : FWA_PASS_BACKWARD;
+    const fwa_team *team = f ? f->team : b->team;
+    const void *saved = f ? f->saved : b->saved;
+    const fwa_buffer buffers[] = {
+        {"workspace", f ? f->workspace : b->workspace, f ? f->workspace_size : b->workspace_size},
+        {"saved", saved,
+         !saved ? 0
+         : f    ? f->saved_size
+                : b->saved_size}};
+    rule_list list = {.problem = &plan->problem, .wide = fwa_wide_dtype(&plan->problem)};
     fwa_call_executor executor = fwa_executor_make(plan->context, team);
     fwa_message message = {""};
     fwa_status status;
-    if (call->extent.batch == 0 || (call->extent.sequences == 0 && call->extent.tokens == 0))
+    if ((status = check_team(plan, team)) != FWA_OK ||
+        (status = find_extent(&list, f ? &f->q : &b->q, f ? &f->cu_seqlens : &b->cu_seqlens)) !=
+            FWA_OK ||
+        (status = f ? check_forward_tensors(&list, f, buffers)
+                    : check_backward_tensors(&list, b, buffers)) != FWA_OK)
+        return status;
+    call->extent = list.extent;
+    /* No sequence and no token: nothing to do, and no buffers are needed for it. */
+    if (list.extent.batch == 0 || (list.extent.sequences == 0 && list.extent.tokens == 0))
         return FWA_OK;
-    if ((status = check_data(plan, call, team, front_of(&buffers[0]))) != FWA_OK)
+    if ((status = check_buffers(plan, pass, call, buffers)) != FWA_OK ||
+        (status = check_data(plan, call, team, front_of(&buffers[0]))) != FWA_OK)
         return status;
     call->executor = &executor.base;
-    status = (pass == FWA_PASS_FORWARD ? plan->backend->forward
-                                       : plan->backend->backward)(plan->plan, call, &message);
+    status = (f ? plan->backend->forward : plan->backend->backward)(plan->plan, call, &message);
     return status == FWA_OK ? FWA_OK
                             : fwa_fail(status, "backend %s: %s", plan->backend->name, message.text);
 }
 
 fwa_status fwa_forward(const fwa_plan *plan, const fwa_forward_args *args)
 {
-    rule_list list = {.problem = plan ? &plan->problem : NULL};
     fwa_call call = {.forward = args};
     fwa_status status;
     if (!plan)
         return fwa_fail(FWA_ERROR_NULL, "plan is NULL");
     status = fwa_check_struct("args", args, sizeof *args);
-    if (status != FWA_OK)
-        return status;
-    const fwa_buffer buffers[] = {{"workspace", args->workspace, args->workspace_size},
-                                  {"saved", args->saved, args->saved ? args->saved_size : 0}};
-    list.wide = fwa_wide_dtype(&plan->problem);
-    if ((status = check_team(plan, args->team)) != FWA_OK ||
-        (status = find_extent(&list, &args->q, &args->cu_seqlens)) != FWA_OK ||
-        (status = check_forward_tensors(&list, args, buffers)) != FWA_OK)
-        return status;
-    if (is_idle(&list.extent, &args->cu_seqlens))
-        return FWA_OK;
-    call.extent = list.extent;
-    if ((status = check_buffers(plan, FWA_PASS_FORWARD, &call, buffers)) != FWA_OK)
-        return status;
-    return run(plan, FWA_PASS_FORWARD, &call, args->team, buffers);
+    return status == FWA_OK ? perform(plan, &call) : status;
 }
 
 fwa_status fwa_backward(const fwa_plan *plan, const fwa_backward_args *args)
 {
-    rule_list list = {.problem = plan ? &plan->problem : NULL};
     fwa_call call = {.backward = args};
     fwa_status status;
     if (!plan)
         return fwa_fail(FWA_ERROR_NULL, "plan is NULL");
     status = fwa_check_struct("args", args, sizeof *args);
-    if (status != FWA_OK)
-        return status;
-    const fwa_buffer buffers[] = {{"workspace", args->workspace, args->workspace_size},
-                                  {"saved", args->saved, args->saved ? args->saved_size : 0}};
-    list.wide = fwa_wide_dtype(&plan->problem);
-    if ((status = check_team(plan, args->team)) != FWA_OK ||
-        (status = find_extent(&list, &args->q, &args->cu_seqlens)) != FWA_OK ||
-        (status = check_backward_tensors(&list, args, buffers)) != FWA_OK)
-        return status;
-    if (is_idle(&list.extent, &args->cu_seqlens))
-        return FWA_OK;
-    call.extent = list.extent;
-    if ((status = check_buffers(plan, FWA_PASS_BACKWARD, &call, buffers)) != FWA_OK)
-        return status;
-    return run(plan, FWA_PASS_BACKWARD, &call, args->team, buffers);
+    return status == FWA_OK ? perform(plan, &call) : status;
 }

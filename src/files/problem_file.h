@@ -19,8 +19,8 @@ int problem_file_read_problem(const safetensors *file, fwa_problem *problem,
 int problem_file_write_problem(safetensors *file, const fwa_problem *problem,
                                safetensors_message *message);
 
-/* Sets a knob by its metadata key. 0; 1 where no knob (save the rule) is called so; -1 where the text
- * is no value of it, and *legal says what is. */
+/* Sets a knob by its metadata key. 0; 1 where no knob (save the rule) is called so; -1 where the
+ * text is no value of it, and *legal says what is. */
 int problem_set_knob(fwa_problem *problem, const char *key, const char *text, const char **legal);
 
 /* ---- The tensors of a problem file ----------------------------------------------------------- */

@@ -13,6 +13,8 @@
 #define RESULTS_BASE   ((uint64_t)256 << 20)
 #define RESULTS_FACTOR 1024u
 
+#define POISON_SIZE 65536 /* bytes written at a time */
+
 /* ---- Binding -----------------------------------------------------------------------------------
  */
 
@@ -173,23 +175,31 @@ static void device_free(device_memory *device)
     fwa_memory_free(device->context, device->saved);
 }
 
-/* Uploads the inputs. Results begin as NaN: an element that the library forgets is seen. */
+/* Results begin as NaN: an element that the library forgets is seen. */
+static fwa_status device_poison(fwa_context *context, void *memory, size_t size)
+{
+    unsigned char ones[POISON_SIZE];
+    fwa_status status = FWA_OK;
+    memset(ones, 0xff, sizeof ones);
+    for (size_t done = 0; done < size && status == FWA_OK; done += sizeof ones) {
+        const size_t left = size - done;
+        status = fwa_memory_write(context, (char *)memory + done, ones,
+                                  left < sizeof ones ? left : sizeof ones);
+    }
+    return status;
+}
+
+/* Uploads the inputs and poisons the results. */
 static fwa_status device_fill(device_memory *device, const problem_binding *binding)
 {
     for (int32_t i = 0; i < binding->count; i++) {
         const problem_buffer *buffer = &binding->buffers[i];
-        void *poison = NULL;
-        if (buffer->tensor.data == NULL) {
-            poison = malloc(buffer->size + 1);
-            if (poison == NULL)
-                return FWA_ERROR_MEMORY;
-            memset(poison, 0xff, buffer->size);
-        }
         fwa_status status = fwa_memory_allocate(device->context, buffer->size, &device->buffers[i]);
-        if (status == FWA_OK && buffer->size > 0)
-            status = fwa_memory_write(device->context, device->buffers[i],
-                                      poison ? poison : buffer->tensor.data, buffer->size);
-        free(poison);
+        if (status == FWA_OK && buffer->tensor.data == NULL)
+            status = device_poison(device->context, device->buffers[i], buffer->size);
+        else if (status == FWA_OK && buffer->size > 0)
+            status = fwa_memory_write(device->context, device->buffers[i], buffer->tensor.data,
+                                      buffer->size);
         if (status != FWA_OK)
             return status;
     }
