@@ -497,6 +497,7 @@ static void expect_times(const bench_result *r)
     cr_assert_eq(r->verdict, BENCH_TIMED, "%s: %s", r->problem.name, r->message.text);
     cr_expect(r->minimum > 0 && r->minimum <= r->median && r->median <= r->p90 && isfinite(r->p90));
     cr_expect_geq(r->samples, 4);
+    cr_expect(r->processor > 0 && r->processor < 1.1, "%g", r->processor);
     cr_expect_geq(r->calls, 1);
     cr_expect_gt(r->peak_fma, 0);
     cr_expect_float_eq(rates.gflops, bench_flops(&r->problem) / r->minimum * 1e-9, 1e-9);
@@ -587,6 +588,7 @@ static void expect_report(const json_t *root)
                                        "verified",
                                        "seconds",
                                        "spread",
+                                       "processor",
                                        "flops",
                                        "gflops",
                                        "tokens_per_second",

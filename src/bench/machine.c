@@ -67,9 +67,19 @@ int64_t bench_machine_beyond_cache(void)
     return size < 64 * MIB ? 64 * MIB : size;
 }
 
+static double read_clock(clockid_t clock)
+{
+    struct timespec now = {0, 0};
+    clock_gettime(clock, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 double bench_machine_now(void)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    return read_clock(CLOCK_MONOTONIC);
+}
+
+double bench_machine_processor(void)
+{
+    return read_clock(CLOCK_PROCESS_CPUTIME_ID);
 }

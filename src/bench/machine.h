@@ -15,5 +15,7 @@ int64_t bench_machine_free(void);
 int64_t bench_machine_beyond_cache(void);
 /* Seconds of a clock that never goes back. */
 double bench_machine_now(void);
+/* Seconds that all threads of this process have had a processor. */
+double bench_machine_processor(void);
 
 #endif

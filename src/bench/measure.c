@@ -17,6 +17,7 @@ typedef struct timing {
     bench_result *result;
     double *samples; /* seconds of one call */
     int64_t count, room;
+    double processor, wall; /* seconds of all rounds */
 } timing;
 
 static void say(const bench_setup *setup, const char *what)
@@ -78,12 +79,15 @@ static int run_round(timing *t)
 {
     if (run_calls(t, 1) < 0)
         return -1;
-    const double end = bench_machine_now() + t->setup->seconds / ROUNDS;
+    const double begin = bench_machine_now(), processor = bench_machine_processor();
+    const double end = begin + t->setup->seconds / ROUNDS;
     do {
         const double seconds = run_calls(t, t->result->calls);
         if (seconds < 0 || add_sample(t, seconds / (double)t->result->calls))
             return -1;
     } while (bench_machine_now() < end);
+    t->processor += bench_machine_processor() - processor;
+    t->wall += bench_machine_now() - begin;
     return 0;
 }
 
@@ -99,6 +103,7 @@ static void summarise(timing *t)
     const int64_t n = t->count;
     qsort(t->samples, (size_t)n, sizeof *t->samples, by_size);
     r->samples = n;
+    r->processor = t->processor / (t->wall * fwa_context_threads(t->setup->context));
     r->minimum = t->samples[0];
     r->median = (t->samples[(n - 1) / 2] + t->samples[n / 2]) / 2;
     r->p90 = t->samples[(9 * n + 9) / 10 - 1];

@@ -22,6 +22,7 @@ typedef struct bench_result {
     bench_check check;
     int64_t samples; /* of `calls` calls each */
     int64_t calls;
+    double processor; /* of the time of all threads, the part in which they had a processor */
     double minimum, median, p90;  /* seconds of one call */
     double peak_fma, peak_update; /* greatest samples before, between and after the calls, GFLOP/s
                                      and GB/s; 0: not measured */

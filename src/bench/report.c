@@ -81,6 +81,7 @@ static void add_times(json_t *object, const bench_result *result)
                                   (json_int_t)result->samples, "calls_a_sample",
                                   (json_int_t)result->calls));
     add_number(object, "spread", result->p90 / result->minimum);
+    add_number(object, "processor", result->processor);
     add_number(object, "flops", bench_flops(&result->problem));
     add_number(object, "state_bytes", bench_state_bytes(&result->problem));
     add_number(object, "gflops", rates.gflops);

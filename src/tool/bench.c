@@ -8,9 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEFAULT_SET   "default"
-#define SECONDS_LIMIT 3600.0
-#define DRIFT_SHOWN   0.05 /* a peak that moved more spoils the fractions */
+#define DEFAULT_SET     "default"
+#define SECONDS_LIMIT   3600.0
+#define DRIFT_SHOWN     0.05 /* a peak that moved more spoils the fractions */
+#define PROCESSOR_SHOWN 0.9  /* and so do calls that had the processor for less of their time */
 
 /* The state of one `fwa bench`. */
 typedef struct session {
@@ -27,9 +28,9 @@ typedef struct session {
 } session;
 
 static const tool_column columns[] = {
-    {"problem", 20, 0}, {"min ms", 9, 1},  {"median", 9, 1},  {"spread", 6, 1},
-    {"tokens/s", 9, 1}, {"GFLOP/s", 7, 1}, {"of FMA", 6, 1},  {"GB/s", 6, 1},
-    {"of mem", 6, 1},   {"error", 7, 1},   {"checked", 9, 1}, {"kernel", 0, 0},
+    {"problem", 20, 0}, {"min ms", 9, 1},  {"median", 9, 1}, {"spread", 6, 1}, {"cpu", 5, 1},
+    {"tokens/s", 9, 1}, {"GFLOP/s", 7, 1}, {"of FMA", 6, 1}, {"GB/s", 6, 1},   {"of mem", 6, 1},
+    {"error", 7, 1},    {"checked", 9, 1}, {"kernel", 0, 0},
 };
 
 #define COLUMNS ((int)(sizeof columns / sizeof *columns))
@@ -126,15 +127,25 @@ static void print_machine(const session *all)
     printf("\n\n");
 }
 
+/* The least part of its time in which a timed problem had the processor. */
+static double least_processor(const session *all)
+{
+    double least = 1;
+    for (int64_t i = 0; i < all->done; i++)
+        if (all->results[i].verdict == BENCH_TIMED)
+            least = fmin(least, all->results[i].processor);
+    return least;
+}
+
 static void print_drift(const session *all)
 {
     const bench_series *fma = bench_meter_series(&all->meter, BENCH_PEAK_FMA, 1);
-    const double drift = bench_meter_drift(&all->meter);
+    const int uncertain = bench_meter_drift(&all->meter) > DRIFT_SHOWN ||
+                          least_processor(all) < PROCESSOR_SHOWN;
     printf("\nMultiply-adds: %.1f GFLOP/s at first, %.1f at last, %.1f to %.1f between%s\n",
            fma->first, fma->last, fma->least, fma->greatest,
-           drift > DRIFT_SHOWN
-               ? ": the clock moved, or other programs ran; take the figures with care"
-               : "");
+           uncertain ? ".\nThe clock moved, or other programs ran: take the figures with care."
+                     : "");
 }
 
 /* "-" where there is no number. */
@@ -163,15 +174,16 @@ static void print_times(const bench_result *r)
     format(text[1], milliseconds(r->minimum), r->minimum * 1e3);
     format(text[2], milliseconds(r->median), r->median * 1e3);
     format(text[3], "%.2f", r->p90 / r->minimum);
-    format(text[4], rates.tokens < 1e7 ? "%.0f" : "%.3g", rates.tokens);
-    format(text[5], rates.gflops < 1000 ? "%.1f" : "%.0f", rates.gflops);
-    format(text[6], "%.1f %%", 100 * rates.of_fma);
-    format(text[7], "%.1f", rates.gbytes);
-    format(text[8], "%.1f %%", 100 * rates.of_update);
-    snprintf(text[9], CELL, "%.1e", r->check.error.rms);
-    snprintf(text[10], CELL, "all");
+    format(text[4], "%.0f %%", 100 * r->processor);
+    format(text[5], rates.tokens < 1e7 ? "%.0f" : "%.3g", rates.tokens);
+    format(text[6], rates.gflops < 1000 ? "%.1f" : "%.0f", rates.gflops);
+    format(text[7], "%.1f %%", 100 * rates.of_fma);
+    format(text[8], "%.1f", rates.gbytes);
+    format(text[9], "%.1f %%", 100 * rates.of_update);
+    snprintf(text[10], CELL, "%.1e", r->check.error.rms);
+    snprintf(text[11], CELL, "all");
     if (r->check.tokens > 0)
-        snprintf(text[10], CELL, "2 x %lld", (long long)r->check.tokens);
+        snprintf(text[11], CELL, "2 x %lld", (long long)r->check.tokens);
     tool_table_row(columns, COLUMNS, cells);
 }
 

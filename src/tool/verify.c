@@ -20,7 +20,7 @@ typedef struct selection {
 #define BACKENDS 32
 
 /* The state of one `fwa verify`. */
-typedef struct session {
+typedef struct verification {
     selection want;
     fwa_context *reference;
     fwa_context *contexts[BACKENDS];
@@ -29,7 +29,7 @@ typedef struct session {
     int64_t passed, failed;
     tool_exit code;
     tool_progress progress;
-} session;
+} verification;
 
 static const int32_t all_forms[] = {FWA_FORM_RECURRENT, FWA_FORM_MASKED, FWA_FORM_CHUNKED};
 static const int32_t all_dtypes[] = {FWA_DTYPE_F64, FWA_DTYPE_F32, FWA_DTYPE_BF16, FWA_DTYPE_F16};
@@ -42,7 +42,7 @@ static int is_all(const char *text)
 }
 
 /* A mismatch outranks a file or backend that could not be judged; of those the first counts. */
-static void note_code(session *all, tool_exit code)
+static void note_code(verification *all, tool_exit code)
 {
     if (all->code == TOOL_OK || code == TOOL_MISMATCH)
         all->code = code;
@@ -51,7 +51,7 @@ static void note_code(session *all, tool_exit code)
 /* ---- Contexts ----------------------------------------------------------------------------------
  */
 
-static tool_exit add_context(session *all, const char *name)
+static tool_exit add_context(verification *all, const char *name)
 {
     if (all->contexts_count == BACKENDS)
         return TOOL_OK;
@@ -61,7 +61,7 @@ static tool_exit add_context(session *all, const char *name)
     return code;
 }
 
-static tool_exit open_contexts(session *all)
+static tool_exit open_contexts(verification *all)
 {
     static const char *const defaults[] = {"cpu", "reference"};
     tool_exit code = tool_context("reference", all->want.threads, &all->reference);
@@ -82,7 +82,7 @@ static tool_exit open_contexts(session *all)
     return code;
 }
 
-static void close_contexts(session *all)
+static void close_contexts(verification *all)
 {
     for (int i = 0; i < all->contexts_count; i++)
         fwa_context_destroy(all->contexts[i]);
@@ -104,7 +104,7 @@ enum {
     COLUMNS
 };
 
-static void columns_for(const session *all, tool_column columns[COLUMNS])
+static void columns_for(const verification *all, tool_column columns[COLUMNS])
 {
     const tool_column fresh[COLUMNS] = {{"file", all->file_width, 0},
                                         {"kernel", 44, 0},
@@ -117,7 +117,7 @@ static void columns_for(const session *all, tool_column columns[COLUMNS])
     memcpy(columns, fresh, sizeof fresh);
 }
 
-static void print_verdict(session *all, const char *file, const problem_verdict *verdict)
+static void print_verdict(verification *all, const char *file, const problem_verdict *verdict)
 {
     tool_column columns[COLUMNS];
     char numbers[3][32];
@@ -132,7 +132,7 @@ static void print_verdict(session *all, const char *file, const problem_verdict 
     tool_table_row(columns, COLUMNS, cells);
 }
 
-static void file_error(session *all, const char *path, const char *text, tool_exit code)
+static void file_error(verification *all, const char *path, const char *text, tool_exit code)
 {
     tool_progress_clear(&all->progress);
     tool_error("%s: %s", path, text);
@@ -173,7 +173,7 @@ static lists lists_for(const selection *want, const fwa_context *context)
 /* Runs one file on one context in every form and type. A combination that the backend does not have
  * is passed over where it came from a list, and is an error where nothing else was asked of this
  * backend. Returns how many ran; *message has the last refusal. */
-static int verify_context(session *all, const char *path, problem_verify *verify,
+static int verify_context(verification *all, const char *path, problem_verify *verify,
                           fwa_context *context, safetensors_message *refusal)
 {
     const lists run = lists_for(&all->want, context);
@@ -205,7 +205,7 @@ static int verify_context(session *all, const char *path, problem_verify *verify
     return ran;
 }
 
-static void verify_file(session *all, const char *path)
+static void verify_file(verification *all, const char *path)
 {
     safetensors_message message = {""};
     problem_verify *verify = NULL;
@@ -236,7 +236,7 @@ static void verify_file(session *all, const char *path)
     safetensors_free(file);
 }
 
-static tool_exit verify_files(session *all, const char *const *paths)
+static tool_exit verify_files(verification *all, const char *const *paths)
 {
     tool_column columns[COLUMNS];
     int64_t count = 0;
@@ -258,7 +258,7 @@ static tool_exit verify_files(session *all, const char *const *paths)
 int tool_verify(int argc, const char **argv)
 {
     tool_engine engine = {0};
-    session all = {0};
+    verification all = {0};
     const char *const *left;
     poptContext context;
     const struct poptOption options[] = {

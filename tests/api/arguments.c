@@ -31,7 +31,7 @@ static setup setup_kind(int kind, const char *backend)
 /* A state may have any stride on its last axis. */
 static bool is_state(const call_tensor *t)
 {
-    return strlen(t->name) > 6 && strcmp(t->name + strlen(t->name) - 6, ".state") == 0;
+    return ends_with(t->name, ".state");
 }
 
 static bool is_required(const call_tensor *t)
@@ -263,8 +263,8 @@ Test(arguments, overlaps)
         if (!t->output || other == t)
             continue;
         t->tensor->data = (void *)(((uintptr_t)at + size - 1) / size * size);
-        if (other->output || strncmp(t->name, "carry_out", 9) != 0 ||
-            strcmp(t->name + 9, other->name + strlen(other->name) - strlen(t->name + 9)) != 0)
+        /* The same part of carry_in is the one place where an output may be. */
+        if (other->output || strncmp(t->name, "carry_out", 9) != 0 || !ends_with(other->name, t->name + 9))
             call_fails(c, FWA_ERROR_OVERLAP, t->name, other->name, "shares memory with");
         if (tensor_count(other->tensor) > 1 && other->memory.size > size) {
             t->tensor->data = (void *)((uintptr_t)(at + other->memory.size - 1) / size * size);

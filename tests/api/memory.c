@@ -179,7 +179,7 @@ void tensor_set(const fwa_tensor *t, int64_t linear, double value)
     uint32_t bits;
     char *at = element(t, linear);
     memcpy(&bits, &narrow, 4);
-    half = t->dtype == FWA_DTYPE_BF16 ? (uint16_t)(bits >> 16) : half_set(narrow);
+    half = t->dtype == FWA_DTYPE_F16 ? half_set(narrow) : (uint16_t)(bits >> 16);
     switch (t->dtype) {
     case FWA_DTYPE_F32: memcpy(at, &narrow, 4); break;
     case FWA_DTYPE_F64: memcpy(at, &value, 8); break;

@@ -323,6 +323,12 @@ bool call_has(const call *c, const char *name)
     return look_up(c, name) != NULL;
 }
 
+bool ends_with(const char *name, const char *end)
+{
+    const size_t length = strlen(name), tail = strlen(end);
+    return length >= tail && strcmp(name + length - tail, end) == 0;
+}
+
 void call_drop(call *c, const char *name)
 {
     call_tensor *entry = call_find(c, name);

@@ -114,6 +114,8 @@ void call_free(call *c);
 call_tensor *call_find(call *c, const char *name);
 fwa_tensor *call_get(call *c, const char *name);
 bool call_has(const call *c, const char *name);
+/* True for ("carry_in.state", ".state"). */
+bool ends_with(const char *name, const char *end);
 /* Takes an argument away. */
 void call_drop(call *c, const char *name);
 /* Gives an absent argument dense memory of its own. */

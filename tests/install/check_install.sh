@@ -51,13 +51,14 @@ expected_files() {
     if [ "$tool" = true ]; then
         echo bin/fwa
         echo share/bash-completion/completions/fwa
+        echo share/man/man1/fwa.1
         echo share/zsh/site-functions/_fwa
     fi
     printf 'include/fwa/%s.h\n' backend dlpack fwa
     printf "$library/%s\n" cmake/fwa/fwaConfig.cmake cmake/fwa/fwaConfigVersion.cmake pkgconfig/fwa.pc
     [ "$kind" != shared ] && echo "$library/libfwa.a"
     [ "$kind" != static ] && printf "$library/%s\n" libfwa.so libfwa.so.0 libfwa.so.0.1.0
-    echo share/man/man1/fwa.1
+    (cd "$source" && printf 'share/doc/fwa/%s\n' CONTRIBUTING.md README.md doc/*.md)
 }
 
 same_files() {
@@ -132,7 +133,6 @@ expected=$source/examples/first.expected
 check 'meson install' install_build
 check 'the files, and no others, are installed' same_files
 check 'the headers are those of the source' same_headers
-check 'the man page formats' mandoc -T utf8 "$root/share/man/man1/fwa.1"
 if [ "$kind" != static ]; then
     check 'links to the library' links
     check 'SONAME' soname
@@ -143,6 +143,7 @@ if [ "$tool" = true ]; then
     check 'the tool has no run path' no_run_path bin/fwa
     check 'fwa --version' tool_version
     check 'fwa info looks for modules in the installed directory' tool_modules
+    check 'the man page formats' mandoc -T utf8 "$root/share/man/man1/fwa.1"
     check 'the bash completion parses' bash -n "$root/share/bash-completion/completions/fwa"
 fi
 check 'fwa.pc: version, module directory, include path' pc_values

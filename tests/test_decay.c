@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* decay.h: step sizes, the clamp, carries in log space, prefix sums, gradients. */
+
+#include "../src/common/decay.h"
+#include "../src/conformance/random.h"
+
+#include <criterion/criterion.h>
+
+/* Relative distance. */
+static double off(double got, double want)
+{
+    return fabs(got - want) / fabs(want);
+}
+
+/* 1 - eta lambda for lambda 1e6 and 1e8, beta 1: the subtraction would leave no digit. */
+Test(decay, big_ridge)
+{
+    static const double ridges[] = {1e6, 1e8}, energies[] = {0.01, 1, 64};
+    const fwa_decay_knobs_f32 knobs = {.normalized = 1, .eps = 1e-6f, .floor = 1e-30f};
+    for (int i = 0; i < 6; i++) {
+        const double ridge = ridges[i / 3], energy = (double)(float)energies[i % 3];
+        const double eps = (double)1e-6f, want = (energy + eps) / (energy + ridge + eps);
+        const fwa_decay_step_t_f32 step = fwa_decay_step_f32(&knobs, 1, (float)ridge, 0,
+                                                             (float)energy);
+        const double log_gamma = (double)fwa_decay_log_gamma_f32(&knobs, &step, 1, (float)energy,
+                                                                 0);
+        cr_expect_leq(off((double)step.gamma, want), 1e-6, "lambda %g, E %g: gamma %.9g, not %.9g",
+                      ridge, energy, (double)step.gamma, want);
+        cr_expect_leq(fabs(log_gamma - log(want)), 1e-6 * fabs(log(want)),
+                      "lambda %g, E %g: log gamma %.9g, not %.9g", ridge, energy, log_gamma,
+                      log(want));
+        cr_expect_eq(step.clamped, 0);
+    }
+}
+
+/* Random steps against the formulas as they are written. */
+Test(decay, definition)
+{
+    conformance_random random = conformance_random_seed(1);
+    for (int i = 0; i < 20000; i++) {
+        const fwa_decay_knobs_f64 knobs = {i % 2, i / 2 % 2, i / 4 % 2, i % 3 ? 1e-6 : 0,
+                                           i % 5 ? 1e-6 : 0.5};
+        const double beta = conformance_random_between(&random, 0, 2);
+        const double lambda = conformance_random_between(&random, 0, 3);
+        const double gate = -exp(3 * conformance_random_normal(&random));
+        const double energy = conformance_random_between(&random, 0.1, 4);
+        const fwa_decay_step_t_f64 step = fwa_decay_step_f64(&knobs, beta, lambda, gate, energy);
+        const double ridge = knobs.coupled ? lambda * energy : lambda;
+        const double eta = knobs.normalized ? beta / (energy + ridge + knobs.eps) : beta;
+        const double kept = fmax(1 - eta * ridge, knobs.floor);
+        const double log_gamma = fwa_decay_log_gamma_f64(&knobs, &step, beta, energy, gate);
+        cr_assert_leq(fabs(step.eta - eta), 1e-14 * eta);
+        cr_assert_leq(fabs(step.gamma - kept * exp(fmax(gate, -104))), 1e-14,
+                      "gamma %.17g, not %.17g", step.gamma, kept * exp(gate));
+        cr_assert_leq(fabs(log_gamma - (log(kept) + fmax(gate, -104))),
+                      1e-12 * (1 - log(kept) - gate), "log gamma %.17g", log_gamma);
+        cr_assert_eq(step.clamped, 1 - eta * ridge <= knobs.floor || kept <= knobs.floor);
+    }
+}
+
+Test(decay, limits)
+{
+    const fwa_decay_knobs_f32 knobs = {.normalized = 1, .eps = 0, .floor = 0.25f};
+    /* A zero denominator neither writes nor decays. */
+    fwa_decay_step_t_f32 step = fwa_decay_step_f32(&knobs, 1.5f, 0, 0, 0);
+    cr_expect_eq(step.eta, 0);
+    cr_expect_eq(step.gamma, 1);
+    /* eta lambda > 1. */
+    step = fwa_decay_step_f32(&knobs, 1.9f, 100, 0, 1);
+    cr_expect_eq(step.gamma, 0.25f);
+    cr_expect_eq(step.clamped, 1);
+    cr_expect_eq(fwa_decay_log_gamma_f32(&knobs, &step, 1.9f, 1, 0), logf(0.25f));
+    /* "Forget everything". */
+    step = fwa_decay_step_f32(&knobs, 1, 0, -INFINITY, 1);
+    cr_expect_eq(step.gamma, expf(-104));
+    cr_expect_eq(fwa_decay_log_gamma_f32(&knobs, &step, 1, 1, -INFINITY), -104);
+    cr_expect_eq(fwa_decay_log_gamma_f32(&knobs, &step, 1, 1, -1e30f), -104);
+    cr_expect_eq(fwa_decay_step_f32(&knobs, 1, 0, 0, 1).gamma, 1);
+}
+
+/* Prefixes of thousands: the decay between two tokens keeps its digits, where plain float32 has an
+ * error of 1e-3; it is never above 1, not even for gates of 0. */
+Test(decay, prefixes)
+{
+    conformance_random random = conformance_random_seed(2);
+    fwa_decay_prefix_f32 sums[1025] = {{0, 0}};
+    double exact[1025] = {0};
+    float plain[1025] = {0};
+    double worst = 0, worst_plain = 0;
+    for (int t = 0; t < 1024; t++) {
+        const float gate = t % 16 == 0  ? -104
+                           : t % 7 == 0 ? 0
+                                        : (float)-conformance_random_unit(&random) * 0.125f;
+        sums[t + 1] = fwa_decay_prefix_add_f32(sums[t], gate);
+        exact[t + 1] = exact[t] + (double)gate;
+        plain[t + 1] = plain[t] + gate;
+    }
+    cr_assert_lt(exact[1024], -6000);
+    for (int from = 0; from <= 1024; from++)
+        for (int to = from; to <= 1024 && to < from + 20; to++) {
+            const double want = exp(exact[to] - exact[from]);
+            const double got = (double)fwa_decay_between_f32(sums[to], sums[from]);
+            const double rough = exp((double)(plain[to] - plain[from]));
+            cr_assert_leq(got, 1);
+            if (want < 1e-30)
+                continue; /* across a closed gate */
+            worst = fmax(worst, off(got, want));
+            worst_plain = fmax(worst_plain, off(rough, want));
+        }
+    cr_expect_lt(worst, 1e-6, "the worst decay is off by %g", worst);
+    cr_expect_gt(worst_plain, 1e-4, "plain sums would do: off by %g", worst_plain);
+}
+
+Test(decay, never_above_one)
+{
+    conformance_random random = conformance_random_seed(3);
+    for (int run = 0; run < 200; run++) {
+        fwa_decay_prefix_f32 sums[200] = {{0, 0}};
+        for (int t = 0; t < 199; t++) {
+            const double wild = -exp(4 * conformance_random_normal(&random));
+            sums[t + 1] = fwa_decay_prefix_add_f32(
+                sums[t], conformance_random_below(&random, 2) ? 0 : (float)fmax(wild, -104));
+        }
+        for (int from = 0; from < 200; from++)
+            for (int to = from; to < 200; to++) {
+                const float got = fwa_decay_between_f32(sums[to], sums[from]);
+                cr_assert(got >= 0 && got <= 1, "%d to %d: %g", from, to, (double)got);
+            }
+    }
+    /* Rounding has left the later one above: the factor is 1, not 0. */
+    const fwa_decay_prefix_f32 earlier = {-1000, 0}, later = {-1000, 1e-6f};
+    cr_expect_eq(fwa_decay_between_f32(later, earlier), 1);
+}
+
+/* ---- Gradients ---------------------------------------------------------------------------------
+ */
+
+/* beta, lambda, log_gate, E -> a eta + b gamma. */
+static double objective(const fwa_decay_knobs_f64 *knobs, const double *x, double a, double b)
+{
+    const fwa_decay_step_t_f64 step = fwa_decay_step_f64(knobs, x[0], x[1], x[2], x[3]);
+    return a * step.eta + b * step.gamma;
+}
+
+Test(decay, gradients)
+{
+    conformance_random random = conformance_random_seed(4);
+    for (int i = 0; i < 4000; i++) {
+        /* A ridge that is coupled but not live has no derivative: see `detached`. */
+        const fwa_decay_knobs_f64 knobs = {i % 2, i / 2 % 2, 1, i % 3 ? 0.01 : 0,
+                                           i % 5 ? 1e-6 : 0.7};
+        const double x[] = {conformance_random_between(&random, 0.2, 1.8),
+                            conformance_random_between(&random, 0.1, 2),
+                            -conformance_random_unit(&random),
+                            conformance_random_between(&random, 0.2, 4)};
+        const double a = conformance_random_normal(&random), b = conformance_random_normal(&random);
+        const fwa_decay_step_t_f64 step = fwa_decay_step_f64(&knobs, x[0], x[1], x[2], x[3]);
+        const fwa_decay_gradient_f64 got = fwa_decay_step_backward_f64(&knobs, &step, x[1], x[3], a,
+                                                                       b);
+        const double kept = step.gamma / step.gate - knobs.floor;
+        if (!step.clamped && kept < 1e-3)
+            continue; /* the kink is in reach */
+        if (step.clamped && fabs(1 - step.eta * step.lambda - knobs.floor) < 1e-3)
+            continue;
+        const double gradients[] = {got.beta, got.lambda, got.log_gate, got.statistic};
+        for (int j = 0; j < 4; j++) {
+            double moved[2][4], size;
+            const double h = 1e-5;
+            for (int k = 0; k < 4; k++)
+                moved[0][k] = moved[1][k] = x[k];
+            moved[0][j] -= h;
+            moved[1][j] += h;
+            const double slope =
+                (objective(&knobs, moved[1], a, b) - objective(&knobs, moved[0], a, b)) / (2 * h);
+            size = fabs(slope) + fabs(a) + fabs(b);
+            cr_assert_leq(fabs(slope - gradients[j]), 1e-6 * size * (1 + 1 / x[3]),
+                          "input %d: the slope is %.9g, the gradient %.9g", j, slope, gradients[j]);
+        }
+    }
+}
+
+/* Not live: E inside lambda is a constant. */
+Test(decay, detached)
+{
+    fwa_decay_knobs_f64 knobs = {1, 1, 0, 0.01, 1e-6};
+    const double beta = 0.8, ridge = 0.3, energy = 1.7;
+    const fwa_decay_step_t_f64 step = fwa_decay_step_f64(&knobs, beta, ridge, -0.1, energy);
+    const fwa_decay_gradient_f64 got = fwa_decay_step_backward_f64(&knobs, &step, ridge, energy,
+                                                                   0.7, -0.4);
+    knobs.coupled = 0;
+    const fwa_decay_gradient_f64 want = fwa_decay_step_backward_f64(&knobs, &step, ridge * energy,
+                                                                    energy, 0.7, -0.4);
+    cr_expect_leq(fabs(got.statistic - want.statistic), 1e-15);
+    cr_expect_leq(fabs(got.lambda - want.lambda * energy), 1e-15);
+    cr_expect_leq(fabs(got.beta - want.beta), 1e-15);
+}
+
+/* float32 against float64 where the terms of dlambda almost cancel. */
+Test(decay, big_ridge_gradients)
+{
+    static const double ridges[] = {1e3, 1e6, 1e8};
+    for (int i = 0; i < 3; i++) {
+        const fwa_decay_knobs_f32 narrow = {1, 0, 0, 1e-6f, 1e-30f};
+        const fwa_decay_knobs_f64 wide = {1, 0, 0, (double)1e-6f, 1e-30};
+        const fwa_decay_step_t_f32 a = fwa_decay_step_f32(&narrow, 1, (float)ridges[i], 0, 2);
+        const fwa_decay_step_t_f64 b = fwa_decay_step_f64(&wide, 1, ridges[i], 0, 2);
+        const fwa_decay_gradient_f32 got = fwa_decay_step_backward_f32(
+            &narrow, &a, (float)ridges[i], 2, 0.75f, 0.5f);
+        const fwa_decay_gradient_f64 want = fwa_decay_step_backward_f64(&wide, &b, ridges[i], 2,
+                                                                        0.75, 0.5);
+        cr_expect_leq(off((double)got.lambda, want.lambda), 1e-6, "lambda %g: %.9g, not %.9g",
+                      ridges[i], (double)got.lambda, want.lambda);
+        cr_expect_leq(off((double)got.beta, want.beta), 1e-6);
+        cr_expect_leq(off((double)got.statistic, want.statistic), 1e-6);
+    }
+}
