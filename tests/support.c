@@ -62,6 +62,15 @@ fwa_problem same_step_problem(int32_t key_dim, int32_t value_dim)
     return problem;
 }
 
+int next_rule(const engine *e, int rule)
+{
+    do
+        rule++;
+    while (rule < FACTOR_RULES && factor_rules[rule].window > 8 &&
+           factor_rules[rule].objective == FWA_OBJECTIVE_REGRESSION && e->dtype != FWA_DTYPE_F32);
+    return rule;
+}
+
 void set_rule(fwa_problem *problem, const factor_rule *rule)
 {
     problem->objective = rule->objective;

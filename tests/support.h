@@ -38,6 +38,10 @@ int full_tests(void);
 
 /* same_step, eps 0: the setting of most closed forms. */
 fwa_problem same_step_problem(int32_t key_dim, int32_t value_dim);
+/* The row of factor_rules after `rule` (-1: the first) that an engine runs in tests of many runs.
+ * The eigenvalues of long windows are float64 in every type and would take most of the time:
+ * float32 alone has them. */
+int next_rule(const engine *e, int rule);
 /* The fields of a row of factor_rules. */
 void set_rule(fwa_problem *problem, const factor_rule *rule);
 

@@ -80,7 +80,7 @@ static void check_cuts(const engine *e, const conformance_data *data, const conf
 static void random_cuts(const engine *e)
 {
     conformance_random random = conformance_random_seed(7);
-    for (int rule = 0; rule < FACTOR_RULES; rule++)
+    for (int rule = next_rule(e, -1); rule < FACTOR_RULES; rule = next_rule(e, rule))
         for (int alignment = 0; alignment < 2; alignment++) {
             conformance_data data = rule_data(e, rule, alignment, 257, (uint64_t)rule * 2 + 1);
             conformance_data whole = run_engine(e, &data, 0);
@@ -103,7 +103,7 @@ static void known_cuts(const engine *e)
     const int64_t late[] = {99, 100}, blocks[] = {64, 100};
     for (int64_t i = 0; i < 100; i++)
         steps[i] = i + 1;
-    for (int rule = 0; rule < FACTOR_RULES; rule++) {
+    for (int rule = next_rule(e, -1); rule < FACTOR_RULES; rule = next_rule(e, rule)) {
         conformance_data data = rule_data(e, rule, rule % 2, 100, 40 + (uint64_t)rule);
         conformance_data whole = run_engine(e, &data, 0);
         check_cuts(e, &data, &whole, late, 2, "99 + 1", 0);
@@ -133,7 +133,7 @@ static int64_t chunk_length(const engine *e, const conformance_data *data)
 /* Cuts between chunks change no bit. */
 static void chunk_cuts(const engine *e)
 {
-    for (int rule = 0; rule < FACTOR_RULES; rule++)
+    for (int rule = next_rule(e, -1); rule < FACTOR_RULES; rule = next_rule(e, rule))
         for (int alignment = 0; alignment < 2; alignment++) {
             conformance_data data = rule_data(e, rule, alignment, 4, 70 + (uint64_t)rule);
             const int64_t chunk = chunk_length(e, &data);
@@ -154,7 +154,7 @@ static void chunk_cuts(const engine *e)
 static void any_cuts(const engine *e)
 {
     const int64_t cuts[] = {1, 2, 17, 17, 40, 70};
-    for (int rule = 0; rule < FACTOR_RULES; rule++) {
+    for (int rule = next_rule(e, -1); rule < FACTOR_RULES; rule = next_rule(e, rule)) {
         conformance_data data = rule_data(e, rule, rule % 2, 70, 90 + (uint64_t)rule);
         conformance_data whole = run_engine(e, &data, 0);
         check_cuts(e, &data, &whole, cuts, 6, factor_rules[rule].name, 1);

@@ -413,6 +413,8 @@ static void store_early(const unit_work *w, const fwa_backward_args *args,
     const int64_t tail = w->window - 1;
     float *norm = parts->norm + (unit * parts->sequences + w->s->index) * c->dim_stride;
     int64_t d, i;
+    if (w->s->slot_in < 0) /* nothing was read */
+        memset(c->state_grad, 0, sizeof(float) * (size_t)w->p->key_dim * (size_t)c->stride);
     for (d = 0; d < w->p->key_dim; d++) {
         const float *row = c->state_grad + d * c->stride;
         if (fwa_present(&grad->state))
@@ -441,7 +443,6 @@ static void clear_grads(const unit_work *w, const fwa_backward_args *args,
     memset(parts->q + (unit * parts->tokens + w->s->before) * (int64_t)c->dim_stride, 0,
            dim * tokens);
     memset(parts->gates + (unit * parts->tokens + w->s->before) * 3, 0, 3 * sizeof(float) * tokens);
-    memset(c->state_grad, 0, sizeof(float) * (size_t)w->p->key_dim * (size_t)c->stride);
     memset(c->late_v, 0, sizeof(float) * (size_t)((w->window - 1) * c->stride));
     memset(c->late_x, 0, dim * (size_t)(w->window - 1));
     for (t = 0; t < w->s->length; t++) {

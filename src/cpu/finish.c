@@ -191,7 +191,7 @@ static void finish_empty(void *data, int64_t n, int64_t lane)
     const finish_work *w = data;
     fwa_sequence s = fwa_sequence_get(&w->in, n);
     (void)lane;
-    if (s.length == 0 && !s.padded)
+    if (s.length == 0 && s.slot_in >= 0)
         pass_through(w, n);
 }
 

@@ -11,31 +11,31 @@
 /* ---- Structs that grow ---- */
 
 /* A public struct with bytes behind it. */
-#define GROWN(type)             \
-    struct {                    \
-        type known;             \
-        unsigned char tail[16]; \
+#define GROWN(type)                                                                                \
+    struct {                                                                                       \
+        type known;                                                                                \
+        unsigned char tail[16];                                                                    \
     }
 
-#define EXPECT_SIZES(type, init, name, call)                                                           \
-    do {                                                                                               \
-        GROWN(type) grown;                                                                             \
-        memset(&grown, 0, sizeof grown);                                                               \
-        grown.known = (type)init;                                                                      \
-        grown.known.struct_size = 0;                                                                   \
-        expect_message(call, FWA_ERROR_STRUCT_SIZE, name "->struct_size is 0");                        \
-        grown.known.struct_size = sizeof(type) - 1;                                                    \
-        expect_message(call, FWA_ERROR_STRUCT_SIZE, name "->struct_size is ");                         \
-        grown.known.struct_size = (size_t)-1;                                                          \
-        expect_message(call, FWA_ERROR_STRUCT_SIZE, name "->struct_size is 18446744073709551615");     \
-        grown.known.struct_size = sizeof grown;                                                        \
-        grown.tail[15] = 1;                                                                            \
-        expect_message(call, FWA_ERROR_STRUCT_SIZE, name " has a non-zero byte at offset");            \
-        grown.tail[15] = 0;                                                                            \
-        grown.tail[0] = 1;                                                                             \
-        expect_message(call, FWA_ERROR_STRUCT_SIZE, name " has a non-zero byte at offset");            \
-        grown.tail[0] = 0;                                                                             \
-        cr_assert_eq(call, FWA_OK, "%s", fwa_error_message());                                         \
+#define EXPECT_SIZES(type, init, name, call)                                                       \
+    do {                                                                                           \
+        GROWN(type) grown;                                                                         \
+        memset(&grown, 0, sizeof grown);                                                           \
+        grown.known = (type)init;                                                                  \
+        grown.known.struct_size = 0;                                                               \
+        expect_message(call, FWA_ERROR_STRUCT_SIZE, name "->struct_size is 0");                    \
+        grown.known.struct_size = sizeof(type) - 1;                                                \
+        expect_message(call, FWA_ERROR_STRUCT_SIZE, name "->struct_size is ");                     \
+        grown.known.struct_size = (size_t)-1;                                                      \
+        expect_message(call, FWA_ERROR_STRUCT_SIZE, name "->struct_size is 18446744073709551615"); \
+        grown.known.struct_size = sizeof grown;                                                    \
+        grown.tail[15] = 1;                                                                        \
+        expect_message(call, FWA_ERROR_STRUCT_SIZE, name " has a non-zero byte at offset");        \
+        grown.tail[15] = 0;                                                                        \
+        grown.tail[0] = 1;                                                                         \
+        expect_message(call, FWA_ERROR_STRUCT_SIZE, name " has a non-zero byte at offset");        \
+        grown.tail[0] = 0;                                                                         \
+        cr_assert_eq(call, FWA_OK, "%s", fwa_error_message());                                     \
     } while (0)
 
 static fwa_status create_and_destroy(const fwa_context_options *options)
@@ -79,7 +79,8 @@ Test(create, backend_info_struct_size)
 
 Test(create, preset_problem_struct_size)
 {
-    EXPECT_SIZES(fwa_problem, FWA_PROBLEM_INIT, "problem", fwa_problem_preset(&grown.known, "falcon1"));
+    EXPECT_SIZES(fwa_problem, FWA_PROBLEM_INIT, "problem",
+                 fwa_problem_preset(&grown.known, "falcon1"));
 }
 
 Test(create, plan_problem_struct_size)
@@ -204,14 +205,17 @@ Test(create, options)
 {
     fwa_context_options options = FWA_CONTEXT_OPTIONS_INIT;
     options.threads = -1;
-    expect_message(create_and_destroy(&options), FWA_ERROR_VALUE, "options->threads is -1", "0", "4096");
+    expect_message(create_and_destroy(&options), FWA_ERROR_VALUE, "options->threads is -1", "0",
+                   "4096");
     options.threads = 4097;
-    expect_message(create_and_destroy(&options), FWA_ERROR_VALUE, "options->threads is 4097", "4096");
+    expect_message(create_and_destroy(&options), FWA_ERROR_VALUE, "options->threads is 4097",
+                   "4096");
     options.threads = 4096;
     cr_assert_eq(create_and_destroy(&options), FWA_OK);
     options.threads = 1;
     options.device = -1;
-    expect_message(create_and_destroy(&options), FWA_ERROR_VALUE, "options->device is -1", "cpu", "1");
+    expect_message(create_and_destroy(&options), FWA_ERROR_VALUE, "options->device is -1", "cpu",
+                   "1");
     options.device = 1;
     expect_message(create_and_destroy(&options), FWA_ERROR_VALUE, "options->device is 1", "cpu");
     options.device = INT32_MAX;
@@ -229,7 +233,10 @@ Test(create, threads_are_as_asked)
 
 /* ---- Problems ---- */
 
-#define FIELD(name) {#name, offsetof(fwa_problem, name)}
+#define FIELD(name)                                                                                \
+    {                                                                                              \
+#name, offsetof(fwa_problem, name)                                                         \
+    }
 
 static void put_int(fwa_problem *p, size_t offset, int32_t value)
 {
@@ -280,7 +287,7 @@ Test(create, numbers)
         size_t offset;
         bool negative; /* allowed */
     } fields[] = {
-        FIELD(eps), FIELD(decay_floor), {"scale", offsetof(fwa_problem, scale), true},
+        FIELD(eps),      FIELD(decay_floor), {"scale", offsetof(fwa_problem, scale), true},
         FIELD(norm_eps), FIELD(eps_attn),
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
@@ -319,12 +326,36 @@ Test(create, sizes)
         int32_t bad[4];
         const char *limit;
     } fields[] = {
-        {"window", offsetof(fwa_problem, window), FWA_ERROR_VALUE, {0, -1, 33, INT32_MAX}, "1 to 32"},
-        {"key_dim", offsetof(fwa_problem, key_dim), FWA_ERROR_SHAPE, {0, -1, 257, INT32_MAX}, "1 to 256"},
-        {"value_dim", offsetof(fwa_problem, value_dim), FWA_ERROR_SHAPE, {0, -1, 257, INT32_MIN}, "1 to 256"},
-        {"heads_key", offsetof(fwa_problem, heads_key), FWA_ERROR_SHAPE, {0, -1, 65537, INT32_MIN}, "1 to 65536"},
-        {"heads_value", offsetof(fwa_problem, heads_value), FWA_ERROR_SHAPE, {-1, -2, 65537, INT32_MAX}, "0 to 65536"},
-        {"heads_query", offsetof(fwa_problem, heads_query), FWA_ERROR_SHAPE, {-1, -2, 65537, INT32_MAX}, "0 to 65536"},
+        {"window",
+         offsetof(fwa_problem, window),
+         FWA_ERROR_VALUE,
+         {0, -1, 33, INT32_MAX},
+         "1 to 32"},
+        {"key_dim",
+         offsetof(fwa_problem, key_dim),
+         FWA_ERROR_SHAPE,
+         {0, -1, 257, INT32_MAX},
+         "1 to 256"},
+        {"value_dim",
+         offsetof(fwa_problem, value_dim),
+         FWA_ERROR_SHAPE,
+         {0, -1, 257, INT32_MIN},
+         "1 to 256"},
+        {"heads_key",
+         offsetof(fwa_problem, heads_key),
+         FWA_ERROR_SHAPE,
+         {0, -1, 65537, INT32_MIN},
+         "1 to 65536"},
+        {"heads_value",
+         offsetof(fwa_problem, heads_value),
+         FWA_ERROR_SHAPE,
+         {-1, -2, 65537, INT32_MAX},
+         "0 to 65536"},
+        {"heads_query",
+         offsetof(fwa_problem, heads_query),
+         FWA_ERROR_SHAPE,
+         {-1, -2, 65537, INT32_MAX},
+         "0 to 65536"},
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
         for (size_t j = 0; j < 4; j++) {
@@ -341,9 +372,11 @@ Test(create, heads_must_group)
     fwa_problem p = small_problem();
     p.heads_key = 4;
     p.heads_value = 6;
-    expect_message(try_problem("cpu", &p), FWA_ERROR_SHAPE, "problem->heads_value is 6", "heads_key, 4");
+    expect_message(try_problem("cpu", &p), FWA_ERROR_SHAPE, "problem->heads_value is 6",
+                   "heads_key, 4");
     p.heads_value = 2;
-    expect_message(try_problem("cpu", &p), FWA_ERROR_SHAPE, "problem->heads_value is 2", "heads_key, 4");
+    expect_message(try_problem("cpu", &p), FWA_ERROR_SHAPE, "problem->heads_value is 2",
+                   "heads_key, 4");
     p.heads_value = 8;
     p.heads_query = 2;
     expect_message(try_problem("cpu", &p), FWA_ERROR_SHAPE, "problem->heads_query is 2", "4", "8");
@@ -399,7 +432,8 @@ Test(create, types)
             status = try_problem(backend, &s.problem);
             if (status != FWA_OK) {
                 cr_assert(status == FWA_ERROR_DTYPE || status == FWA_ERROR_UNSUPPORTED);
-                cr_assert(strstr(fwa_error_message(), "dtype") || strstr(fwa_error_message(), "f64"),
+                cr_assert(strstr(fwa_error_message(), "dtype") ||
+                              strstr(fwa_error_message(), "f64"),
                           "%s", fwa_error_message());
                 refused++;
                 continue;
@@ -458,9 +492,13 @@ Test(create, workspace_arguments)
         int64_t batch, tokens, sequences;
         const char *text;
     } bad[] = {
-        {-1, 1, 1, "batch is -1"}, {1, -1, 1, "tokens is -1"}, {1, 1, -1, "sequences is -1"},
-        {INT64_MAX, 1, 1, "batch is 9223372036854775807"}, {1, INT64_MIN, 1, "tokens is -92233"},
-        {1, 1, INT64_MAX, "sequences is"}, {(int64_t)1 << 30, (int64_t)1 << 30, 1, "batch * tokens"},
+        {-1, 1, 1, "batch is -1"},
+        {1, -1, 1, "tokens is -1"},
+        {1, 1, -1, "sequences is -1"},
+        {INT64_MAX, 1, 1, "batch is 9223372036854775807"},
+        {1, INT64_MIN, 1, "tokens is -92233"},
+        {1, 1, INT64_MAX, "sequences is"},
+        {(int64_t)1 << 30, (int64_t)1 << 30, 1, "batch * tokens"},
     };
     fwa_problem p = small_problem();
     FOR_BACKENDS(backend)
@@ -470,11 +508,12 @@ Test(create, workspace_arguments)
         for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
             size_t size = 77;
             for (int pass = 0; pass < 2; pass++)
-                expect_message(fwa_plan_workspace_size(plan, (fwa_pass)pass, bad[i].batch, bad[i].tokens,
-                                                       bad[i].sequences, &size),
+                expect_message(fwa_plan_workspace_size(plan, (fwa_pass)pass, bad[i].batch,
+                                                       bad[i].tokens, bad[i].sequences, &size),
                                FWA_ERROR_SHAPE, bad[i].text);
-            expect_message(fwa_plan_saved_size(plan, bad[i].batch, bad[i].tokens, bad[i].sequences, &size),
-                           FWA_ERROR_SHAPE, bad[i].text);
+            expect_message(
+                fwa_plan_saved_size(plan, bad[i].batch, bad[i].tokens, bad[i].sequences, &size),
+                FWA_ERROR_SHAPE, bad[i].text);
             cr_assert_eq(size, 77);
         }
         size_t size = 77;
@@ -492,7 +531,8 @@ Test(create, workspace_arguments)
 /* Sizes never fall when an argument grows, and do not wrap around at the largest. */
 Test(create, workspace_grows)
 {
-    static const int64_t steps[] = {0, 1, 2, 3, 7, 8, 16, 17, 64, 65, 1000, 1 << 20, (int64_t)1 << 40};
+    static const int64_t steps[] = {
+        0, 1, 2, 3, 7, 8, 16, 17, 64, 65, 1000, 1 << 20, (int64_t)1 << 40};
     enum { STEPS = sizeof steps / sizeof steps[0] };
     fwa_problem p = small_problem();
     p.window = 5;
@@ -513,20 +553,21 @@ Test(create, workspace_grows)
                 for (int t = 0; t < STEPS; t++)
                     for (int n = 0; n < STEPS; n++) {
                         size_t *size = &sizes[b][t][n];
-                        fwa_status status =
-                            pass < 2 ? fwa_plan_workspace_size(plan, (fwa_pass)pass, steps[b], steps[t],
-                                                               steps[n], size)
-                                     : fwa_plan_saved_size(plan, steps[b], steps[t], steps[n], size);
+                        fwa_status status = pass < 2 ? fwa_plan_workspace_size(plan, (fwa_pass)pass,
+                                                                               steps[b], steps[t],
+                                                                               steps[n], size)
+                                                     : fwa_plan_saved_size(plan, steps[b], steps[t],
+                                                                           steps[n], size);
                         if (status != FWA_OK) {
                             cr_assert_eq(status, FWA_ERROR_SHAPE);
                             *size = SIZE_MAX;
                         }
-                        cr_assert(b == 0 || *size >= sizes[b - 1][t][n], "%s form %d pass %d", backend,
-                                  form, pass);
-                        cr_assert(t == 0 || *size >= sizes[b][t - 1][n], "%s form %d pass %d", backend,
-                                  form, pass);
-                        cr_assert(n == 0 || *size >= sizes[b][t][n - 1], "%s form %d pass %d", backend,
-                                  form, pass);
+                        cr_assert(b == 0 || *size >= sizes[b - 1][t][n], "%s form %d pass %d",
+                                  backend, form, pass);
+                        cr_assert(t == 0 || *size >= sizes[b][t - 1][n], "%s form %d pass %d",
+                                  backend, form, pass);
+                        cr_assert(n == 0 || *size >= sizes[b][t][n - 1], "%s form %d pass %d",
+                                  backend, form, pass);
                     }
             fwa_plan_destroy(plan);
             fwa_context_destroy(context);
@@ -559,12 +600,23 @@ Test(create, message_stays_until_the_next_failure)
 
 Test(create, status_names)
 {
-    static const char *const names[] = {
-        "FWA_OK",                "FWA_ERROR_NULL",       "FWA_ERROR_STRUCT_SIZE", "FWA_ERROR_VALUE",
-        "FWA_ERROR_SHAPE",       "FWA_ERROR_STRIDE",     "FWA_ERROR_DTYPE",       "FWA_ERROR_ALIGNMENT",
-        "FWA_ERROR_OVERLAP",     "FWA_ERROR_WORKSPACE",  "FWA_ERROR_SEQUENCE",    "FWA_ERROR_UNSUPPORTED",
-        "FWA_ERROR_MEMORY",      "FWA_ERROR_NO_BACKEND", "FWA_ERROR_ABI",         "FWA_ERROR_DEVICE",
-        "FWA_ERROR_INTERNAL"};
+    static const char *const names[] = {"FWA_OK",
+                                        "FWA_ERROR_NULL",
+                                        "FWA_ERROR_STRUCT_SIZE",
+                                        "FWA_ERROR_VALUE",
+                                        "FWA_ERROR_SHAPE",
+                                        "FWA_ERROR_STRIDE",
+                                        "FWA_ERROR_DTYPE",
+                                        "FWA_ERROR_ALIGNMENT",
+                                        "FWA_ERROR_OVERLAP",
+                                        "FWA_ERROR_WORKSPACE",
+                                        "FWA_ERROR_SEQUENCE",
+                                        "FWA_ERROR_UNSUPPORTED",
+                                        "FWA_ERROR_MEMORY",
+                                        "FWA_ERROR_NO_BACKEND",
+                                        "FWA_ERROR_ABI",
+                                        "FWA_ERROR_DEVICE",
+                                        "FWA_ERROR_INTERNAL"};
     for (int i = 0; i < 17; i++)
         cr_assert_str_eq(fwa_status_name((fwa_status)i), names[i]);
     cr_assert_str_eq(fwa_status_name((fwa_status)17), "FWA_STATUS_UNKNOWN");

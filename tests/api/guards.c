@@ -36,8 +36,10 @@ static void set_type(setup *s, int type)
 {
     static const struct {
         int32_t dtype, state;
-    } types[] = {{FWA_DTYPE_F32, FWA_DTYPE_F32}, {FWA_DTYPE_BF16, FWA_DTYPE_F16},
-                 {FWA_DTYPE_F16, FWA_DTYPE_F32}, {FWA_DTYPE_BF16, FWA_DTYPE_BF16}};
+    } types[] = {{FWA_DTYPE_F32, FWA_DTYPE_F32},
+                 {FWA_DTYPE_BF16, FWA_DTYPE_F16},
+                 {FWA_DTYPE_F16, FWA_DTYPE_F32},
+                 {FWA_DTYPE_BF16, FWA_DTYPE_BF16}};
     s->problem.dtype = types[type].dtype;
     s->problem.state_dtype = types[type].state;
 }
@@ -78,9 +80,9 @@ static setup setup_of(const char *backend, int form, int64_t index)
     return s;
 }
 
-static void sweep(const char *backend, int form)
+static void sweep(const char *backend, int form, int64_t some)
 {
-    const int64_t count = full_run() ? DIMS * DIMS * LENGTHS : 60;
+    const int64_t count = full_run() ? DIMS * DIMS * LENGTHS : some;
     for (int64_t index = 0; index < count; index++) {
         setup s = setup_of(backend, form, index);
         char what[96];
@@ -90,29 +92,30 @@ static void sweep(const char *backend, int form)
             s.tokens = lengths[index / DIMS / DIMS];
         }
         snprintf(what, sizeof what, "%s form %d, T %d, D %d, V %d, rule %d", backend, form,
-                 (int)s.tokens, (int)s.problem.key_dim, (int)s.problem.value_dim, (int)(index % RULES));
+                 (int)s.tokens, (int)s.problem.key_dim, (int)s.problem.value_dim,
+                 (int)(index % RULES));
         check_guarded(&s, what);
     }
 }
 
 Test(guards, recurrent, .timeout = 3600)
 {
-    sweep("cpu", FWA_FORM_RECURRENT);
+    sweep("cpu", FWA_FORM_RECURRENT, 30);
 }
 
 Test(guards, masked, .timeout = 3600)
 {
-    sweep("cpu", FWA_FORM_MASKED);
+    sweep("cpu", FWA_FORM_MASKED, 30);
 }
 
 Test(guards, chunked, .timeout = 3600)
 {
-    sweep("cpu", FWA_FORM_CHUNKED);
+    sweep("cpu", FWA_FORM_CHUNKED, 30);
 }
 
 Test(guards, reference, .timeout = 3600)
 {
-    sweep("reference", FWA_FORM_RECURRENT);
+    sweep("reference", FWA_FORM_RECURRENT, 20);
 }
 
 /* Packed sequences, with lengths around those of chunks, and pools that are exactly sized. */
@@ -135,8 +138,8 @@ Test(guards, packed)
                     call_integers(c, "slot_in", 7, slots);
                     call_ok(c);
                     for (int i = 0; i < c->count; i++)
-                        cr_assert(!c->tensors[i].output || tensor_finite(c->tensors[i].tensor), "%s",
-                                  c->tensors[i].name);
+                        cr_assert(!c->tensors[i].output || tensor_finite(c->tensors[i].tensor),
+                                  "%s", c->tensors[i].name);
                     call_free(c);
                 }
 }

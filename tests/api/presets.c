@@ -15,17 +15,26 @@ typedef struct preset {
     int32_t objective, dynamics, window, alignment, step, prediction, qk_norm;
 } preset;
 
-/* SPEC: the six rules; the paper's recipes (1A.1 l2; 1A.2 l2, direct; 1A.3 and 3A.3 rms, direct); and
- * the decayed prediction with direct steps for the baselines, of which the delta rules normalise. */
+/* SPEC: the six rules; the paper's recipes (1A.1 l2; 1A.2 l2, direct; 1A.3 and 3A.3 rms, direct);
+ * and the decayed prediction with direct steps for the baselines, of which the delta rules
+ * normalise. */
 static const preset expected[] = {
-    {"falcon1", 0, 0, 1, 0, 0, 0, 0},          {"falcon2", 0, 1, 1, 0, 0, 0, 0},
-    {"falcon3", 0, 0, 4, 0, 0, 0, 0},          {"falcon1a", 1, 0, 1, 0, 0, 0, 0},
-    {"falcon2a", 1, 1, 1, 0, 0, 0, 0},         {"falcon3a", 1, 0, 4, 0, 0, 0, 0},
-    {"falcon1a.1", 1, 0, 1, 0, 0, 0, 1},       {"falcon1a.2", 1, 0, 1, 0, 1, 0, 1},
-    {"falcon1a.3", 1, 0, 1, 0, 1, 0, 2},       {"falcon3a.3", 1, 0, 4, 0, 1, 0, 2},
-    {"deltanet", 0, 0, 1, 1, 1, 1, 1},         {"gated_deltanet", 0, 0, 1, 1, 1, 1, 1},
-    {"linear_attention", 1, 0, 1, 1, 1, 0, 0}, {"retnet", 1, 0, 1, 1, 1, 0, 0},
-    {"lightning_attention", 1, 0, 1, 1, 1, 0, 0}, {"mamba2", 1, 0, 1, 1, 1, 0, 0},
+    {"falcon1", 0, 0, 1, 0, 0, 0, 0},
+    {"falcon2", 0, 1, 1, 0, 0, 0, 0},
+    {"falcon3", 0, 0, 4, 0, 0, 0, 0},
+    {"falcon1a", 1, 0, 1, 0, 0, 0, 0},
+    {"falcon2a", 1, 1, 1, 0, 0, 0, 0},
+    {"falcon3a", 1, 0, 4, 0, 0, 0, 0},
+    {"falcon1a.1", 1, 0, 1, 0, 0, 0, 1},
+    {"falcon1a.2", 1, 0, 1, 0, 1, 0, 1},
+    {"falcon1a.3", 1, 0, 1, 0, 1, 0, 2},
+    {"falcon3a.3", 1, 0, 4, 0, 1, 0, 2},
+    {"deltanet", 0, 0, 1, 1, 1, 1, 1},
+    {"gated_deltanet", 0, 0, 1, 1, 1, 1, 1},
+    {"linear_attention", 1, 0, 1, 1, 1, 0, 0},
+    {"retnet", 1, 0, 1, 1, 1, 0, 0},
+    {"lightning_attention", 1, 0, 1, 1, 1, 0, 0},
+    {"mamba2", 1, 0, 1, 1, 1, 0, 0},
 };
 #define PRESETS ((int32_t)(sizeof expected / sizeof expected[0]))
 
@@ -111,7 +120,8 @@ Test(presets, unknown)
 Test(presets, version)
 {
     char text[32];
-    snprintf(text, sizeof text, "%d.%d.%d", FWA_VERSION_MAJOR, FWA_VERSION_MINOR, FWA_VERSION_PATCH);
+    snprintf(text, sizeof text, "%d.%d.%d", FWA_VERSION_MAJOR, FWA_VERSION_MINOR,
+             FWA_VERSION_PATCH);
     cr_assert_str_eq(fwa_version_string(), text);
     cr_assert_str_eq(text, PROJECT_VERSION);
     cr_assert_eq(fwa_version(),
@@ -124,8 +134,8 @@ Test(presets, dtypes)
         int32_t dtype;
         const char *name;
         size_t size;
-    } types[] = {{0, "none", 0}, {1, "f32", 4},  {2, "bf16", 2}, {3, "f16", 2},
-                 {4, "f64", 8},  {5, "i32", 4},  {6, "i64", 8},  {7, "none", 0},
+    } types[] = {{0, "none", 0},  {1, "f32", 4},          {2, "bf16", 2},        {3, "f16", 2},
+                 {4, "f64", 8},   {5, "i32", 4},          {6, "i64", 8},         {7, "none", 0},
                  {-1, "none", 0}, {INT32_MAX, "none", 0}, {INT32_MIN, "none", 0}};
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
         cr_assert_str_eq(fwa_dtype_name(types[i].dtype), types[i].name);
@@ -159,11 +169,11 @@ Test(presets, dlpack_types)
     static const struct {
         int32_t dtype;
         DLDataType type;
-    } types[] = {{FWA_DTYPE_F32, {kDLFloat, 32, 1}},  {FWA_DTYPE_BF16, {kDLBfloat, 16, 1}},
-                 {FWA_DTYPE_F16, {kDLFloat, 16, 1}},  {FWA_DTYPE_F64, {kDLFloat, 64, 1}},
-                 {FWA_DTYPE_I32, {kDLInt, 32, 1}},    {FWA_DTYPE_I64, {kDLInt, 64, 1}}};
-    static const DLDataType others[] = {{kDLFloat, 32, 2}, {kDLUInt, 32, 1}, {kDLFloat, 8, 1},
-                                        {kDLInt, 16, 1},   {kDLBfloat, 32, 1}};
+    } types[] = {{FWA_DTYPE_F32, {kDLFloat, 32, 1}}, {FWA_DTYPE_BF16, {kDLBfloat, 16, 1}},
+                 {FWA_DTYPE_F16, {kDLFloat, 16, 1}}, {FWA_DTYPE_F64, {kDLFloat, 64, 1}},
+                 {FWA_DTYPE_I32, {kDLInt, 32, 1}},   {FWA_DTYPE_I64, {kDLInt, 64, 1}}};
+    static const DLDataType others[] = {
+        {kDLFloat, 32, 2}, {kDLUInt, 32, 1}, {kDLFloat, 8, 1}, {kDLInt, 16, 1}, {kDLBfloat, 32, 1}};
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
         DLDataType type = fwa_dtype_to_dlpack(types[i].dtype);
         cr_assert_eq(type.code, types[i].type.code);
@@ -210,8 +220,8 @@ Test(presets, dlpack_errors)
     const DLDevice device = {kDLCPU, 0};
     int64_t shape[6] = {1, 1, 1, 1, 1, 1};
     fwa_tensor t = fwa_tensor_contiguous(memory, FWA_DTYPE_F32, 1, 1), same = t;
-    DLTensor view = {.data = memory, .device = device, .ndim = 6, .dtype = {kDLFloat, 32, 1},
-                     .shape = shape};
+    DLTensor view = {
+        .data = memory, .device = device, .ndim = 6, .dtype = {kDLFloat, 32, 1}, .shape = shape};
     cr_assert_eq(fwa_tensor_from_dlpack(NULL, &t), FWA_ERROR_NULL);
     cr_assert_eq(fwa_tensor_from_dlpack(&view, NULL), FWA_ERROR_NULL);
     cr_assert_eq(fwa_tensor_from_dlpack(&view, &t), FWA_ERROR_SHAPE);

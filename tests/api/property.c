@@ -71,12 +71,12 @@ static bool is_allowed(const char *backend, const fwa_problem *p)
 {
     const int32_t hv = p->heads_value ? p->heads_value : p->heads_key;
     const int32_t hq = p->heads_query ? p->heads_query : p->heads_key;
-    const bool ranges =
-        within(p->objective, 0, 1) && within(p->dynamics, 0, 1) && within(p->window, 1, 32) &&
-        within(p->alignment, 0, 1) && within(p->read, 0, 1) && within(p->step, 0, 1) &&
-        within(p->ridge, 0, 2) && within(p->prediction, 0, 1) && within(p->qk_norm, 0, 2) &&
-        within(p->phi, 0, 2) && within(p->form, 0, 3) && p->heads_key >= 1 && hv >= 1 &&
-        within(p->key_dim, 1, 256) && within(p->value_dim, 1, 256);
+    const bool ranges = within(p->objective, 0, 1) && within(p->dynamics, 0, 1) &&
+                        within(p->window, 1, 32) && within(p->alignment, 0, 1) &&
+                        within(p->read, 0, 1) && within(p->step, 0, 1) && within(p->ridge, 0, 2) &&
+                        within(p->prediction, 0, 1) && within(p->qk_norm, 0, 2) &&
+                        within(p->phi, 0, 2) && within(p->form, 0, 3) && p->heads_key >= 1 &&
+                        hv >= 1 && within(p->key_dim, 1, 256) && within(p->value_dim, 1, 256);
     if (!ranges || hv % p->heads_key || (hq != p->heads_key && hq != hv) || !types_are_known(p))
         return false;
     if (p->dynamics == FWA_DYNAMICS_PER_CHANNEL && (p->window > 1 || p->normalizer))
@@ -120,8 +120,8 @@ Test(property, plans_exist_where_calls_run, .timeout = 600)
             fwa_problem p = any_problem();
             fwa_plan *plan = NULL;
             fwa_status status = fwa_plan_create(context, &p, &plan);
-            cr_assert((status == FWA_OK) == is_allowed(backend, &p), "round %d on %s: %s, %s", round,
-                      backend, fwa_status_name(status), fwa_error_message());
+            cr_assert((status == FWA_OK) == is_allowed(backend, &p), "round %d on %s: %s, %s",
+                      round, backend, fwa_status_name(status), fwa_error_message());
             if (status != FWA_OK) {
                 refused++;
                 continue;

@@ -80,8 +80,9 @@ Test(registry, index_out_of_range)
 
 Test(registry, names)
 {
-    static const char *const names[] = {"", "CPU", "cpu ", "../cpu", "a/b", "..", ".", "cuda-12", "fwa.so",
-                                        "\xc3\xa9", "%s%s%n", "abcdefghijklmnopqrstuvwxyz_123456"};
+    static const char *const names[] = {
+        "",  "CPU",     "cpu ",   "../cpu",   "a/b",    "..",
+        ".", "cuda-12", "fwa.so", "\xc3\xa9", "%s%s%n", "abcdefghijklmnopqrstuvwxyz_123456"};
     use_modules();
     const int32_t count = fwa_backend_count();
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -96,8 +97,8 @@ Test(registry, missing)
 {
     fwa_backend_info info;
     use_modules();
-    expect_message(try_backend("tpu"), FWA_ERROR_NO_BACKEND, "backend tpu: " MODULE_DIRECTORY "/fwa-tpu.so",
-                   "no such file");
+    expect_message(try_backend("tpu"), FWA_ERROR_NO_BACKEND,
+                   "backend tpu: " MODULE_DIRECTORY "/fwa-tpu.so", "no such file");
     /* Looked for in vain: it is listed from now on. */
     cr_assert_geq(find_info("tpu", &info), 4);
     cr_assert_eq(info.available, 0);
@@ -177,7 +178,8 @@ Test(registry, refused)
             char where[600];
             snprintf(where, sizeof where, "backend %s: %s/fwa-%s.so: ", modules[i].name,
                      MODULE_DIRECTORY, modules[i].name);
-            expect_message(try_backend(modules[i].name), modules[i].status, where, modules[i].reason);
+            expect_message(try_backend(modules[i].name), modules[i].status, where,
+                           modules[i].reason);
             cr_assert_geq(find_info(modules[i].name, &info), 4);
             cr_assert_eq(info.available, 0);
             cr_assert_eq(info.device_count, 0);
@@ -190,7 +192,8 @@ Test(registry, no_device)
 {
     fwa_backend_info info;
     use_modules();
-    expect_message(try_backend("idle"), FWA_ERROR_VALUE, "options->device is 0", "idle", "0 devices");
+    expect_message(try_backend("idle"), FWA_ERROR_VALUE, "options->device is 0", "idle",
+                   "0 devices");
     cr_assert_geq(find_info("idle", &info), 4);
     cr_assert_eq(info.available, 0);
     cr_assert_eq(info.device_count, 0);
@@ -274,7 +277,8 @@ Test(registry, module_errors_reach_the_caller)
     call_free(c);
     options.backend = "pair";
     options.device = 1;
-    expect_message(fwa_context_create(&options, &context), FWA_ERROR_DEVICE, "pair: device 1 is busy");
+    expect_message(fwa_context_create(&options, &context), FWA_ERROR_DEVICE,
+                   "pair: device 1 is busy");
     cr_assert_null(context);
     options.device = 2;
     expect_message(fwa_context_create(&options, &context), FWA_ERROR_VALUE, "options->device is 2",
@@ -284,8 +288,9 @@ Test(registry, module_errors_reach_the_caller)
 /* Files in the directory that are no modules are not listed: other names, other endings. */
 Test(registry, other_files)
 {
-    static const char *const files[] = {"fwa-Upper.so", "fwa-.so", "fwa-x.so.1", "libfwa-y.so", "fwa-z",
-                                        "fwa-abcdefghijklmnopqrstuvwxyz_123456.so"};
+    static const char *const files[] = {"fwa-Upper.so", "fwa-.so",
+                                        "fwa-x.so.1",   "libfwa-y.so",
+                                        "fwa-z",        "fwa-abcdefghijklmnopqrstuvwxyz_123456.so"};
     char directory[] = "/tmp/fwa-modules-XXXXXX", path[256], target[256];
     fwa_backend_info info;
     cr_assert_not_null(mkdtemp(directory));
@@ -323,12 +328,14 @@ Test(registry, unreadable)
     snprintf(path, sizeof path, "%s/fwa-folder.so", directory);
     cr_assert_eq(mkdir(path, 0700), 0);
     setenv("FWA_BACKEND_PATH", directory, 1);
-    expect_message(try_backend("folder"), FWA_ERROR_NO_BACKEND, "backend folder: ", "fwa-folder.so");
+    expect_message(try_backend("folder"), FWA_ERROR_NO_BACKEND,
+                   "backend folder: ", "fwa-folder.so");
     rmdir(path);
     rmdir(directory);
 }
 
-/* In a child: asks for names until the table is full. 0 where that is an error and the rest goes on. */
+/* In a child: asks for names until the table is full. 0 where that is an error and the rest goes
+ * on. */
 static int fill_table(void)
 {
     fwa_context_options options = FWA_CONTEXT_OPTIONS_INIT;
@@ -340,13 +347,15 @@ static int fill_table(void)
         snprintf(name, sizeof name, "none_%d", i);
         if (fwa_context_create(&options, &context) != FWA_ERROR_NO_BACKEND)
             return 1;
-        if (strstr(fwa_error_message(), "more than 32 backends") && strstr(fwa_error_message(), name))
+        if (strstr(fwa_error_message(), "more than 32 backends") &&
+            strstr(fwa_error_message(), name))
             break;
     }
     if (i == 100 || fwa_backend_count() != 32)
         return 2;
     options.backend = "reference";
-    if (fwa_context_create(NULL, &context) != FWA_OK || fwa_context_create(&options, &context) != FWA_OK)
+    if (fwa_context_create(NULL, &context) != FWA_OK ||
+        fwa_context_create(&options, &context) != FWA_OK)
         return 3;
     return 0;
 }

@@ -110,7 +110,8 @@ Test(sequences, slots_out_of_range)
                 char text[64];
                 slots[n] = bad[i];
                 call_integers(c, "slot_in", 2, slots);
-                snprintf(text, sizeof text, "slot_in[%d] is %d; it runs from -2 to 4", n, (int)bad[i]);
+                snprintf(text, sizeof text, "slot_in[%d] is %d; it runs from -2 to 4", n,
+                         (int)bad[i]);
                 call_fails(c, FWA_ERROR_SEQUENCE, text);
                 if (pass == FWA_PASS_FORWARD) {
                     const int32_t good[] = {0, 0};
@@ -311,8 +312,8 @@ Test(sequences, signs)
             for (int64_t at = 0; at < count; at++) {
                 double right = tensor_get(gate, at);
                 char place[64];
-                snprintf(place, sizeof place, "%s at [%d, %d, %d] is ", gates[i].name, (int)(at / 10),
-                         (int)(at / 2 % 5), (int)(at % 2));
+                snprintf(place, sizeof place, "%s at [%d, %d, %d] is ", gates[i].name,
+                         (int)(at / 10), (int)(at / 2 % 5), (int)(at % 2));
                 for (int j = 0; j < 3; j++) {
                     tensor_set(gate, at, gates[i].bad[j]);
                     call_fails(c, FWA_ERROR_VALUE, place, gates[i].limit);
@@ -390,7 +391,8 @@ Test(sequences, signs_of_broadcasts)
 /* Outputs have no elements, so carry_out is all that may change: it becomes carry_in. */
 static void check_empty(call *c)
 {
-    static const char *const parts[] = {"seen", "state", "prev_key", "tail_key", "tail_value", "norm"};
+    static const char *const parts[] = {"seen",     "state",      "prev_key",
+                                        "tail_key", "tail_value", "norm"};
     const bool forward = c->pass == FWA_PASS_FORWARD;
     for (int i = forward ? 0 : 1; i < 6; i++) {
         char from[40], to[40];
@@ -507,8 +509,8 @@ Test(sequences, empty_sequences_between_others)
                     bool row = strchr(t->name, '.') != NULL;
                     fwa_tensor view = row ? tensor_rows(whole, n, 1)
                                           : tensor_tokens(whole, first, lengths[n]);
-                    cr_assert(!t->output || tensor_same(t->tensor, &view), "%s of sequence %d", t->name,
-                              (int)n);
+                    cr_assert(!t->output || tensor_same(t->tensor, &view), "%s of sequence %d",
+                              t->name, (int)n);
                 }
                 call_free(alone);
             }

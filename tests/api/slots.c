@@ -98,7 +98,8 @@ static call *run_alone(call *whole, const plan_of_slots *p, int row)
         fwa_tensor view;
         if (t->output)
             continue;
-        view = strchr(t->name, '.') ? tensor_rows(source, p->in[row], 1) : tokens_of(whole, source, row);
+        view = strchr(t->name, '.') ? tensor_rows(source, p->in[row], 1)
+                                    : tokens_of(whole, source, row);
         copy_elements(&view, t->tensor);
     }
     if (p->given_commit)
@@ -130,8 +131,8 @@ static void expect_rows_alone(call *apart, const plan_of_slots *p)
     }
 }
 
-/* The pool after a call in place: written slots are those written out of place, all others are as they
- * were before, and out of place they were not touched. */
+/* The pool after a call in place: written slots are those written out of place, all others are as
+ * they were before, and out of place they were not touched. */
 static void expect_same_pools(call *apart, call *in_place, const plan_of_slots *p)
 {
     for (int i = 0; i < 6; i++) {
@@ -148,7 +149,8 @@ static void expect_same_pools(call *apart, call *in_place, const plan_of_slots *
             bool is_written = false;
             for (int row = 0; row < p->rows; row++)
                 is_written |= !is_padded(p, row) && slot_written(p, row) == slot;
-            cr_assert(tensor_same(&now, is_written ? &written : &old), "%s, slot %d", in, (int)slot);
+            cr_assert(tensor_same(&now, is_written ? &written : &old), "%s, slot %d", in,
+                      (int)slot);
             for (j = 0; !is_written && j < size; j++)
                 cr_assert_eq(bytes[j], POISON, "%s, slot %d was written", out, (int)slot);
         }
@@ -261,9 +263,8 @@ Test(slots, chain_backwards)
 
 Test(slots, two_cycles_a_fork_and_a_chain)
 {
-    check_pattern(&(plan_of_slots){.rows = 9,
-                                   .in = {0, 1, 2, 3, 4, 0, 4, 7, 8},
-                                   OUT = {1, 0, 3, 4, 2, 5, 6, 8, 7}});
+    check_pattern(&(plan_of_slots){
+        .rows = 9, .in = {0, 1, 2, 3, 4, 0, 4, 7, 8}, OUT = {1, 0, 3, 4, 2, 5, 6, 8, 7}});
 }
 
 Test(slots, padded_rows)
@@ -361,8 +362,8 @@ Test(slots, commit_nothing)
                         continue;
                     block *memory[] = {&call_find(c, name)->memory, &call_find(same, name)->memory};
                     for (size_t at = 0; at < memory[0]->size; at++)
-                        memory[0]->data[at] = memory[1]->data[at] =
-                            (unsigned char)mix((uint64_t)part, at);
+                        memory[0]->data[at] = memory[1]->data[at] = (unsigned char)mix(
+                            (uint64_t)part, at);
                 }
                 call_ok(c);
                 for (int part = 0; part < 6; part++) {
@@ -370,8 +371,9 @@ Test(slots, commit_nothing)
                     if (!call_has(c, part_name(in, "carry_in", part)))
                         continue;
                     cr_assert(tensor_same(call_get(same, in),
-                                          in_place ? call_get(c, in)
-                                                   : call_get(c, part_name(out, "carry_out", part))),
+                                          in_place
+                                              ? call_get(c, in)
+                                              : call_get(c, part_name(out, "carry_out", part))),
                               "%s of variant %d on %s", in, i, backend);
                 }
                 call_free(c);
@@ -386,8 +388,8 @@ static void cut_tokens(call *c, int64_t tokens)
             c->tensors[i].tensor->shape[1] = tokens;
 }
 
-/* The carry after c tokens is that of a call with c tokens; what the rejected tokens hold, NaN even,
- * does not matter (B076). */
+/* The carry after c tokens is that of a call with c tokens; what the rejected tokens hold, NaN
+ * even, does not matter (B076). */
 Test(slots, commit_some)
 {
     static const char *const tokens_args[] = {"q", "k", "v", "beta", "lambda", "log_gate"};
@@ -445,7 +447,8 @@ Test(slots, backward_reads_slots)
             if (!call_has(pool, part_name(name, "carry_in", part)))
                 continue;
             for (int row = 0; row < 4; row++) {
-                fwa_tensor from = tensor_rows(call_get(pool, name), slots[row] < 0 ? 0 : slots[row], 1);
+                fwa_tensor from = tensor_rows(call_get(pool, name), slots[row] < 0 ? 0 : slots[row],
+                                              1);
                 fwa_tensor to = tensor_rows(call_get(rows, name), row, 1);
                 copy_elements(&from, &to);
                 for (int64_t j = 0; slots[row] < 0 && j < tensor_count(&to); j++)
@@ -483,7 +486,8 @@ Test(slots, backward_of_padded_rows)
             const call_tensor *t = &nan->tensors[j];
             fwa_tensor row = tensor_rows(t->tensor, 1, 1);
             /* Slot 1 is live: only what has one row for each sequence is poisoned. */
-            if (t->output || strcmp(t->name, "slot_in") == 0 || strncmp(t->name, "carry_in.", 9) == 0)
+            if (t->output || strcmp(t->name, "slot_in") == 0 ||
+                strncmp(t->name, "carry_in.", 9) == 0)
                 continue;
             for (int64_t at = 0; at < tensor_count(&row); at++)
                 tensor_set(&row, at, NAN);

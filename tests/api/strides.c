@@ -15,7 +15,9 @@ static setup variant(const char *backend, int i)
     s.problem.heads_value = 4;
     switch (i) {
     case 2: s.problem.dtype = FWA_DTYPE_BF16, s.problem.state_dtype = FWA_DTYPE_BF16; break;
-    case 3: s.problem.dtype = FWA_DTYPE_F16, s.problem.key_dim = 36, s.problem.value_dim = 20; break;
+    case 3:
+        s.problem.dtype = FWA_DTYPE_F16, s.problem.key_dim = 36, s.problem.value_dim = 20;
+        break;
     case 4:
         s.problem.dynamics = FWA_DYNAMICS_PER_CHANNEL, s.problem.window = 1;
         s.problem.heads_query = 4;
@@ -26,9 +28,10 @@ static setup variant(const char *backend, int i)
     return s;
 }
 
-/* The dense strides with `pitch` elements between rows of the last axis, axes in that order (outermost
- * first; the last axis stays). */
-static void strides_of(const fwa_tensor *t, const int order[FWA_MAX_RANK], int64_t pad, int64_t *stride)
+/* The dense strides with `pitch` elements between rows of the last axis, axes in that order
+ * (outermost first; the last axis stays). */
+static void strides_of(const fwa_tensor *t, const int order[FWA_MAX_RANK], int64_t pad,
+                       int64_t *stride)
 {
     int64_t step = t->shape[t->rank - 1] + pad;
     memset(stride, 0, FWA_MAX_RANK * sizeof *stride);
@@ -53,8 +56,8 @@ static void order_of(const fwa_tensor *t, int layout, int order[FWA_MAX_RANK])
     }
 }
 
-static void expect_same_layout(const setup *s, fwa_pass pass, call *dense, const char *name, int layout,
-                               int64_t pad, int64_t lead)
+static void expect_same_layout(const setup *s, fwa_pass pass, call *dense, const char *name,
+                               int layout, int64_t pad, int64_t lead)
 {
     int64_t stride[FWA_MAX_RANK];
     int order[FWA_MAX_RANK];
@@ -212,8 +215,8 @@ Test(strides, integer_vectors)
             call_integers(both[i], "slot_out", 3, targets);
             call_integers(both[i], "commit", 3, commit);
         }
-        static const char *const names[] = {"slot_in", "slot_out", "commit", "cu_seqlens",
-                                            "carry_in.seen", "carry_out.seen"};
+        static const char *const names[] = {"slot_in",    "slot_out",      "commit",
+                                            "cu_seqlens", "carry_in.seen", "carry_out.seen"};
         for (int i = 0; i < 6; i++)
             call_restride(c, names[i], gap, 1);
         call_ok(dense);

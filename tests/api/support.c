@@ -14,6 +14,13 @@ const char *__asan_default_options(void)
     return "allocator_may_return_null=1";
 }
 
+/* What OpenMP's runtime keeps for its threads is not ours. */
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void)
+{
+    return "leak:libomp\nleak:libgomp\n";
+}
+
 const char *const backends[2] = {"cpu", "reference"};
 
 /* ---- Setups ---- */
@@ -74,7 +81,9 @@ static range range_of(const char *name)
     static const struct {
         const char *name;
         range range;
-    } table[] = {{"beta", {0.125, 1.5}}, {"lambda", {0, 0.25}}, {"log_gate", {-0.5, 0}},
+    } table[] = {{"beta", {0.125, 1.5}},
+                 {"lambda", {0, 0.25}},
+                 {"log_gate", {-0.5, 0}},
                  {"carry_in.norm", {0.5, 1}}};
     size_t i;
     for (i = 0; i < sizeof table / sizeof table[0]; i++)
@@ -149,16 +158,22 @@ static void add_tokens(call *c, const tokens_args *a, bool output)
     const fwa_problem *p = &c->setup.problem;
     const int64_t hv = heads_value(c), hq = p->heads_query ? p->heads_query : p->heads_key;
     const int64_t b = c->setup.batch, t = c->setup.tokens;
-    const int64_t shapes[6][4] = {{b, t, hq, p->key_dim}, {b, t, p->heads_key, p->key_dim},
-                                  {b, t, hv, p->value_dim}, {b, t, hv, p->value_dim},
-                                  {b, t, hv}, {b, t, hv}};
+    const int64_t shapes[6][4] = {{b, t, hq, p->key_dim},
+                                  {b, t, p->heads_key, p->key_dim},
+                                  {b, t, hv, p->value_dim},
+                                  {b, t, hv, p->value_dim},
+                                  {b, t, hv},
+                                  {b, t, hv}};
     int i;
     for (i = 0; i < (c->setup.no_gates ? 3 : 6); i++)
         call_add(c, a->names[i], a->tensors[i], output, i < 3 ? p->dtype : wide(c),
                  i < 3 ? 4 : 3 + (i == 3 && p->dynamics == FWA_DYNAMICS_PER_CHANNEL), shapes[i]);
 }
 
-#define CARRY_NAMES(x) {x ".seen", x ".state", x ".prev_key", x ".tail_key", x ".tail_value", x ".norm"}
+#define CARRY_NAMES(x)                                                                             \
+    {                                                                                              \
+        x ".seen", x ".state", x ".prev_key", x ".tail_key", x ".tail_value", x ".norm"            \
+    }
 
 /* Parts that the problem has; those of `from` instead of new ones where it is given. */
 static void add_carry(call *c, const char *const names[6], fwa_carry *carry, const fwa_carry *from,
@@ -189,7 +204,8 @@ static void add_carry(call *c, const char *const names[6], fwa_carry *carry, con
         if (from)
             *tensors[i] = *sources[i];
         else
-            call_add(c, names[i], tensors[i], output, parts[i].dtype, parts[i].rank, parts[i].shape);
+            call_add(c, names[i], tensors[i], output, parts[i].dtype, parts[i].rank,
+                     parts[i].shape);
         if (i == 0 && !output) {
             int64_t n;
             for (n = 0; n < rows; n++)
@@ -204,8 +220,8 @@ static void add_lengths(call *c, fwa_tensor *tensor)
     int64_t n, at = 0;
     if (!c->setup.lengths)
         return;
-    call_add(c, "cu_seqlens", tensor, false, c->setup.wide_lengths ? FWA_DTYPE_I64 : FWA_DTYPE_I32, 1,
-             shape);
+    call_add(c, "cu_seqlens", tensor, false, c->setup.wide_lengths ? FWA_DTYPE_I64 : FWA_DTYPE_I32,
+             1, shape);
     for (n = 0; n <= c->setup.sequences; n++) {
         tensor_set(tensor, n, (double)at);
         at += n < c->setup.sequences ? c->setup.lengths[n] : 0;
@@ -214,7 +230,8 @@ static void add_lengths(call *c, fwa_tensor *tensor)
 
 static void add_forward(call *c)
 {
-    static const char *const in[] = CARRY_NAMES("carry_in"), *const out[] = CARRY_NAMES("carry_out");
+    static const char *const in[] = CARRY_NAMES("carry_in"), *const out[] = CARRY_NAMES(
+                                                                 "carry_out");
     const setup *s = &c->setup;
     const fwa_problem *p = &s->problem;
     const bool channel = p->dynamics == FWA_DYNAMICS_PER_CHANNEL;
@@ -276,8 +293,8 @@ call *call_new(const setup *s, fwa_pass pass)
     c->context = make_context(s->backend, s->threads);
     c->plan = make_plan(c->context, &s->problem);
     (pass == FWA_PASS_FORWARD ? add_forward : add_backward)(c);
-    cr_assert_eq(fwa_plan_workspace_size(c->plan, pass, s->batch, s->tokens, sequences(c), &size), FWA_OK,
-                 "%s", fwa_error_message());
+    cr_assert_eq(fwa_plan_workspace_size(c->plan, pass, s->batch, s->tokens, sequences(c), &size),
+                 FWA_OK, "%s", fwa_error_message());
     c->workspace = block_make(size, FWA_BUFFER_ALIGNMENT, s->place);
     c->forward.workspace = c->backward.workspace = c->workspace.data;
     c->forward.workspace_size = c->backward.workspace_size = size;
@@ -342,7 +359,8 @@ void call_integers(call *c, const char *name, int64_t count, const int32_t *valu
     fwa_tensor *tensor = strcmp(name, "commit") == 0 ? &c->forward.commit
                          : strcmp(name, "slot_out") == 0
                              ? &c->forward.slot_out
-                             : (c->pass == FWA_PASS_FORWARD ? &c->forward.slot_in : &c->backward.slot_in);
+                             : (c->pass == FWA_PASS_FORWARD ? &c->forward.slot_in
+                                                            : &c->backward.slot_in);
     const int64_t shape[] = {count};
     int64_t n;
     if (call_has(c, name))
@@ -414,14 +432,15 @@ void call_ok(call *c)
                   "the input %s was written", c->tensors[i].name);
 }
 
-static void check_message(const char *file, int line, fwa_status got, fwa_status status, va_list texts)
+static void check_message(const char *file, int line, fwa_status got, fwa_status status,
+                          va_list texts)
 {
     const char *text;
     cr_assert_eq(got, status, "%s:%d: got %s, not %s: %s", file, line, fwa_status_name(got),
                  fwa_status_name(status), fwa_error_message());
     while ((text = va_arg(texts, const char *)) != NULL)
-        cr_assert(strstr(fwa_error_message(), text) != NULL, "%s:%d: no \"%s\" in \"%s\"", file, line,
-                  text, fwa_error_message());
+        cr_assert(strstr(fwa_error_message(), text) != NULL, "%s:%d: no \"%s\" in \"%s\"", file,
+                  line, text, fwa_error_message());
 }
 
 void expect_message_(const char *file, int line, fwa_status got, fwa_status status, ...)
@@ -444,8 +463,8 @@ void call_fails_(call *c, const char *file, int line, fwa_status status, ...)
     check_message(file, line, call_run(c), status, texts);
     va_end(texts);
     for (i = 0; i < c->count; i++)
-        cr_assert_eq(block_hash(&c->tensors[i].memory), before[i], "%s:%d: %s was written", file, line,
-                     c->tensors[i].name);
+        cr_assert_eq(block_hash(&c->tensors[i].memory), before[i], "%s:%d: %s was written", file,
+                     line, c->tensors[i].name);
     broken = broken_margin(c);
     cr_assert(broken == NULL, "%s:%d: memory around %s was written", file, line, broken);
 }

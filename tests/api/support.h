@@ -44,8 +44,8 @@ int64_t tensor_count(const fwa_tensor *t);
 int64_t tensor_offset(const fwa_tensor *t, int64_t linear);
 double tensor_get(const fwa_tensor *t, int64_t linear);
 void tensor_set(const fwa_tensor *t, int64_t linear, double value);
-/* Contents from `low` to `high` that depend on seed and logical index only: multiples of 1/64, exact
- * in every floating-point type while |low|, |high| <= 2. */
+/* Contents from `low` to `high` that depend on seed and logical index only: multiples of 1/64,
+ * exact in every floating-point type while |low|, |high| <= 2. */
 void tensor_fill(const fwa_tensor *t, uint64_t seed, double low, double high);
 /* Bitwise equality of the elements; shapes and types must agree. */
 bool tensor_same(const fwa_tensor *a, const fwa_tensor *b);
@@ -76,8 +76,8 @@ typedef struct setup {
     uint64_t seed;
 } setup;
 
-/* A small problem that has all parts of a carry but norm: falcon3, window 3, two value heads for one
- * key head, D = 4, V = 3, batch 2, T = 5, everything given. */
+/* A small problem that has all parts of a carry but norm: falcon3, window 3, two value heads for
+ * one key head, D = 4, V = 3, batch 2, T = 5, everything given. */
 setup setup_small(const char *backend);
 /* The other one: falcon1a with the normaliser and positive features. */
 setup setup_normalizer(const char *backend);
@@ -131,8 +131,8 @@ void call_poison(call *c);
 fwa_status call_run(call *c);
 /* Runs, expects FWA_OK and intact margins. */
 void call_ok(call *c);
-/* Runs; expects that status, a message that has all of the texts (up to NULL), and that no byte of a
- * tensor, of a margin or around the workspace changed. */
+/* Runs; expects that status, a message that has all of the texts (up to NULL), and that no byte of
+ * a tensor, of a margin or around the workspace changed. */
 void call_fails_(call *c, const char *file, int line, fwa_status status, ...);
 #define call_fails(c, ...) call_fails_((c), __FILE__, __LINE__, __VA_ARGS__, (const char *)NULL)
 /* Outputs (all of a, by name) are the same in both, bit for bit. */
@@ -140,13 +140,13 @@ void expect_same_outputs_(call *a, call *b, const char *file, int line);
 #define expect_same_outputs(a, b) expect_same_outputs_((a), (b), __FILE__, __LINE__)
 /* A function other than a call has failed so: status and texts. */
 void expect_message_(const char *file, int line, fwa_status got, fwa_status status, ...);
-#define expect_message(got, ...) \
+#define expect_message(got, ...)                                                                   \
     expect_message_(__FILE__, __LINE__, (got), __VA_ARGS__, (const char *)NULL)
 
 /* The host backends; every test of calls runs on both. */
 extern const char *const backends[2];
-#define FOR_BACKENDS(backend)                                                            \
-    for (int backend##_ = 0; backend##_ < 2; backend##_++)                               \
+#define FOR_BACKENDS(backend)                                                                      \
+    for (int backend##_ = 0; backend##_ < 2; backend##_++)                                         \
         for (const char *backend = backends[backend##_]; backend; backend = NULL)
 
 /* FWA_TEST_FULL=1: the long sweeps. */

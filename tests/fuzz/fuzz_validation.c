@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fuzzes the interface: bytes choose a problem, a call that fits it, and changes to the call. Whatever
- * they choose, a refused call has written nothing, and an accepted one touches only its tensors. Each
- * tensor has a buffer of exactly the bytes that its final shape and strides span, so AddressSanitizer
- * sees every step beside it. */
+/* Fuzzes the interface: bytes choose a problem, a call that fits it, and changes to the call.
+ * Whatever they choose, a refused call has written nothing, and an accepted one touches only its
+ * tensors. Each tensor has a buffer of exactly the bytes that its final shape and strides span, so
+ * AddressSanitizer sees every step beside it. */
 
 #include <fwa/fwa.h>
 
@@ -26,9 +26,25 @@ static uint8_t take(source *s)
 
 static int64_t take_wide(source *s)
 {
-    static const int64_t known[] = {0, 1, -1, 2, 3, 4, 8, 16, 255, 256, INT32_MAX, INT32_MIN,
-                                    INT64_MAX, INT64_MIN, (int64_t)1 << 32, (int64_t)1 << 40,
-                                    (int64_t)1 << 59, (int64_t)1 << 60, (int64_t)1 << 61};
+    static const int64_t known[] = {0,
+                                    1,
+                                    -1,
+                                    2,
+                                    3,
+                                    4,
+                                    8,
+                                    16,
+                                    255,
+                                    256,
+                                    INT32_MAX,
+                                    INT32_MIN,
+                                    INT64_MAX,
+                                    INT64_MIN,
+                                    (int64_t)1 << 32,
+                                    (int64_t)1 << 40,
+                                    (int64_t)1 << 59,
+                                    (int64_t)1 << 60,
+                                    (int64_t)1 << 61};
     uint8_t choice = take(s);
     uint64_t value = 0;
     int i;
@@ -104,7 +120,7 @@ static fwa_problem take_problem(source *s)
 
 /* ---- The tensors ---- */
 
-#define TENSORS 40
+#define TENSORS    40
 #define SIZE_LIMIT 65536
 
 typedef struct entry {
@@ -195,8 +211,8 @@ static void add_forward(call *c, source *s, bool packed)
     int first, i;
     add_tokens(c, tokens, false, s);
     if (packed)
-        add(c, &a->cu_seqlens, false, given & 4 ? FWA_DTYPE_I32 : FWA_DTYPE_I64, 1, c->sequences + 1, 0,
-            0, 0, 0);
+        add(c, &a->cu_seqlens, false, given & 4 ? FWA_DTYPE_I32 : FWA_DTYPE_I64, 1,
+            c->sequences + 1, 0, 0, 0, 0);
     if (given & 1)
         add(c, &a->slot_in, false, FWA_DTYPE_I32, 1, c->sequences, 0, 0, 0, 0);
     if (given & 2)
@@ -211,7 +227,9 @@ static void add_forward(call *c, source *s, bool packed)
         for (i = first; i < behind; i++) {
             ptrdiff_t at = (char *)c->entries[i].tensor - (char *)&a->carry_in;
             c->entries[c->count++] = (entry){
-                .tensor = (fwa_tensor *)(void *)((char *)&a->carry_out + at), .output = true, .host = i};
+                .tensor = (fwa_tensor *)(void *)((char *)&a->carry_out + at),
+                .output = true,
+                .host = i};
         }
     } else {
         add_carry(c, &a->carry_out, true, true, true, rows_out, s);
@@ -235,8 +253,8 @@ static void add_backward(call *c, source *s, bool packed)
     const int64_t rows = given & 1 ? take(s) % 6 : c->sequences;
     add_tokens(c, tokens, false, s);
     if (packed)
-        add(c, &a->cu_seqlens, false, given & 4 ? FWA_DTYPE_I32 : FWA_DTYPE_I64, 1, c->sequences + 1, 0,
-            0, 0, 0);
+        add(c, &a->cu_seqlens, false, given & 4 ? FWA_DTYPE_I32 : FWA_DTYPE_I64, 1,
+            c->sequences + 1, 0, 0, 0, 0);
     if (given & 1)
         add(c, &a->slot_in, false, FWA_DTYPE_I32, 1, c->sequences, 0, 0, 0, 0);
     add_carry(c, &a->carry_in, false, true, true, rows, s);
@@ -298,19 +316,23 @@ static int64_t span_of(const fwa_tensor *t)
 
 /* ---- Memory ---- */
 
-/* Integers that are right nearly always; the rest is the bytes themselves, as any type reads them. */
+/* Integers that are right nearly always; the rest is the bytes themselves, as any type reads them.
+ */
 static void fill_integers(call *c, const fwa_tensor *t, int64_t limit, bool rising, source *s)
 {
     int64_t i, at = 0;
-    for (i = 0; t->rank == 1 && t->shape[0] > 0 && t->shape[0] < 64 && t->data && i < t->shape[0]; i++) {
+    if (t->rank != 1 || t->shape[0] > 64 || span_of(t) <= 0)
+        return;
+    for (i = 0; i < t->shape[0]; i++) {
         const bool last = i + 1 == t->shape[0];
         int64_t value = rising ? at : (int64_t)(take(s) % (limit + 3)) - 2;
         char *to = (char *)t->data + i * t->stride[0] * (int64_t)fwa_dtype_size(t->dtype);
         if (take(s) > 250)
             value = take_wide(s);
         if (rising)
-            at = last || i + 2 == t->shape[0] ? c->tokens
-                                              : at + (c->tokens > at ? take(s) % (c->tokens - at + 1) : 0);
+            at = last || i + 2 == t->shape[0]
+                     ? c->tokens
+                     : at + (c->tokens > at ? take(s) % (c->tokens - at + 1) : 0);
         if (t->dtype == FWA_DTYPE_I64)
             memcpy(to, &value, 8);
         else if (t->dtype == FWA_DTYPE_I32)
@@ -402,9 +424,10 @@ static void run(const fwa_plan *plan, call *c, source *s)
     uint64_t before;
     fwa_status status;
     void *workspace, *saved;
-    if (fwa_plan_workspace_size(plan, (fwa_pass)c->backward, c->batch, c->tokens, c->sequences, &size) ||
-        fwa_plan_saved_size(plan, c->batch, c->tokens, c->sequences, &saved_size) || size > 1 << 26 ||
-        saved_size > 1 << 26)
+    if (fwa_plan_workspace_size(plan, (fwa_pass)c->backward, c->batch, c->tokens, c->sequences,
+                                &size) ||
+        fwa_plan_saved_size(plan, c->batch, c->tokens, c->sequences, &saved_size) ||
+        size > 1 << 26 || saved_size > 1 << 26)
         return;
     if (c->too_large)
         size = 0;
@@ -417,7 +440,8 @@ static void run(const fwa_plan *plan, call *c, source *s)
     c->forward_args.saved = saved;
     c->forward_args.saved_size = saved_size;
     before = hash_outputs(c);
-    status = c->backward ? fwa_backward(plan, &c->backward_args) : fwa_forward(plan, &c->forward_args);
+    status = c->backward ? fwa_backward(plan, &c->backward_args)
+                         : fwa_forward(plan, &c->forward_args);
     if (status != FWA_OK && hash_outputs(c) != before)
         fail("a refused call has written");
     if (status != FWA_OK && !*fwa_error_message())

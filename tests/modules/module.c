@@ -97,8 +97,8 @@ static int32_t score(void *device, const fwa_problem *problem, fwa_message *mess
     return 0;
 }
 
-static fwa_status create_plan(void *device, const fwa_problem *problem, int32_t lanes, void **result,
-                              fwa_message *message)
+static fwa_status create_plan(void *device, const fwa_problem *problem, int32_t lanes,
+                              void **result, fwa_message *message)
 {
     zeros_plan *plan;
     (void)device;
@@ -206,30 +206,31 @@ static const struct {
     fwa_backend known;
     void *newer[4];
 } table = {
-    .known = {
-        .abi = TABLE_ABI,
-        .struct_size = (uint32_t)(sizeof(fwa_backend) + (TABLE_SIZE_CHANGE)),
+    .known =
+        {
+            .abi = TABLE_ABI,
+            .struct_size = (uint32_t)(sizeof(fwa_backend) + (TABLE_SIZE_CHANGE)),
 #ifndef EMPTY_NAME
-        .name = MODULE_NAME,
+            .name = MODULE_NAME,
 #endif
-        .description = "zeros, for tests",
-        .host_memory = 1,
-        .device_count = device_count,
-        .open = open_device,
-        .close = free,
-        .allocate = allocate,
-        .release = release,
-        .write = copy,
-        .read = copy,
-        .score = score,
-        .plan = create_plan,
-        .plan_release = free,
-        .kernel_name = kernel_name,
-        .workspace_size = workspace_size,
-        .saved_size = saved_size,
-        .forward = HAS_FORWARD ? forward : NULL,
-        .backward = backward,
-    },
+            .description = "zeros, for tests",
+            .host_memory = 1,
+            .device_count = device_count,
+            .open = open_device,
+            .close = free,
+            .allocate = allocate,
+            .release = release,
+            .write = copy,
+            .read = copy,
+            .score = score,
+            .plan = create_plan,
+            .plan_release = free,
+            .kernel_name = kernel_name,
+            .workspace_size = workspace_size,
+            .saved_size = saved_size,
+            .forward = HAS_FORWARD ? forward : NULL,
+            .backward = backward,
+        },
 };
 
 #ifndef NO_ABI
