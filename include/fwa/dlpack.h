@@ -45,7 +45,7 @@ static inline int32_t fwa_dtype_from_dlpack(DLDataType type)
 static inline fwa_status fwa_tensor_from_dlpack(const DLTensor *source, fwa_tensor *tensor)
 {
     fwa_tensor view;
-    int64_t dense = 1;
+    uint64_t dense = 1;
     int32_t axis;
     if (!source || !tensor)
         return FWA_ERROR_NULL;
@@ -59,8 +59,8 @@ static inline fwa_status fwa_tensor_from_dlpack(const DLTensor *source, fwa_tens
     view.rank = source->ndim;
     for (axis = view.rank - 1; axis >= 0; axis--) {
         view.shape[axis] = source->shape[axis];
-        view.stride[axis] = source->strides ? source->strides[axis] : dense;
-        dense *= source->shape[axis] > 0 ? source->shape[axis] : 1;
+        view.stride[axis] = source->strides ? source->strides[axis] : (int64_t)dense;
+        dense *= source->shape[axis] > 0 ? (uint64_t)source->shape[axis] : 1;
     }
     *tensor = view;
     return FWA_OK;

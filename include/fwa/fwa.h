@@ -225,15 +225,15 @@ static inline fwa_tensor fwa_tensor_dense(void *data, int32_t dtype, int32_t ran
 {
     const int64_t extent[FWA_MAX_RANK] = {n0, n1, n2, n3, n4};
     fwa_tensor tensor;
-    int64_t stride = 1;
+    uint64_t stride = 1; /* wraps around where the product is too large; calls refuse such tensors */
     int32_t axis;
     tensor.data = data;
     tensor.dtype = dtype;
     tensor.rank = rank;
     for (axis = FWA_MAX_RANK - 1; axis >= 0; axis--) {
         tensor.shape[axis] = axis < rank ? extent[axis] : 0;
-        tensor.stride[axis] = axis < rank ? stride : 0;
-        stride *= axis < rank && extent[axis] > 0 ? extent[axis] : 1;
+        tensor.stride[axis] = axis < rank ? (int64_t)stride : 0;
+        stride *= axis < rank && extent[axis] > 0 ? (uint64_t)extent[axis] : 1;
     }
     return tensor;
 }

@@ -162,6 +162,20 @@ Test(presets, contiguous)
     cr_assert_eq(t.stride[0], 60);
 }
 
+/* A product beyond 64 bits is no undefined behaviour, and no call takes the tensor. */
+Test(presets, contiguous_overflow)
+{
+    const int64_t large = (int64_t)1 << 40;
+    fwa_tensor t = fwa_tensor_contiguous(NULL, FWA_DTYPE_F32, 4, 2, large, large, large);
+    cr_assert_eq(t.stride[3], 1);
+    cr_assert_eq(t.stride[2], large);
+    setup s = setup_small("cpu");
+    call *c = call_new(&s, FWA_PASS_FORWARD);
+    *call_get(c, "k") = t;
+    call_fails(c, FWA_ERROR_SHAPE, "k.shape[1] is 1099511627776");
+    call_free(c);
+}
+
 /* ---- DLPack ---- */
 
 Test(presets, dlpack_types)

@@ -7,20 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* AddressSanitizer is to answer as malloc does where a request is too large. */
-const char *__asan_default_options(void);
-const char *__asan_default_options(void)
-{
-    return "allocator_may_return_null=1";
-}
-
-/* What OpenMP's runtime keeps for its threads is not ours. */
-const char *__lsan_default_suppressions(void);
-const char *__lsan_default_suppressions(void)
-{
-    return "leak:libomp\nleak:libgomp\n";
-}
-
 const char *const backends[2] = {"cpu", "reference"};
 
 /* ---- Setups ---- */

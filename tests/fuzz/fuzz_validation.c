@@ -454,6 +454,15 @@ static void run(const fwa_plan *plan, call *c, source *s)
     free(saved);
 }
 
+/* Two lanes, one after the other. */
+static void run_tasks(void *user, int64_t count, void (*task)(void *data, int64_t i), void *data)
+{
+    int64_t i;
+    (void)user;
+    for (i = count - 1; i >= 0; i--)
+        task(data, i);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
     static fwa_context *contexts[4];
@@ -473,6 +482,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
         fwa_context_options options = FWA_CONTEXT_OPTIONS_INIT;
         options.backend = kind & 1 ? "reference" : "cpu";
         options.threads = kind & 2 ? 2 : 1;
+        options.parallel_for = run_tasks;
         if (fwa_context_create(&options, context) != FWA_OK)
             fail(fwa_error_message());
     }

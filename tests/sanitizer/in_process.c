@@ -125,6 +125,26 @@ static void find_suite(void)
             current_suite = *suite;
 }
 
+/* AddressSanitizer is to answer as malloc does where a request is too large. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void)
+{
+    return "allocator_may_return_null=1";
+}
+
+/* What OpenMP's runtime keeps for its threads is not ours. */
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void)
+{
+    return "leak:libomp\nleak:libgomp\n";
+}
+
+const char *__lsan_default_options(void);
+const char *__lsan_default_options(void)
+{
+    return "print_suppressions=0";
+}
+
 /* ThreadSanitizer calls this at each report, which so belongs to a test. */
 void __tsan_on_report(void *report);
 void __tsan_on_report(void *report)
