@@ -36,8 +36,7 @@ enum {
     TOKENS = 16 /* the most tokens of a call */
 };
 
-/* ---- The pool ----------------------------------------------------------------------------------
- */
+/* ---- The pool ---- */
 
 /* All parts have the slot as their first axis. falcon3 has every part but the normaliser's. */
 static struct {
@@ -62,8 +61,7 @@ static fwa_carry pool_carry(void)
     return carry;
 }
 
-/* ---- One call ----------------------------------------------------------------------------------
- */
+/* ---- One call ---- */
 
 /* The tokens of a call, one after another; an engine's projections would write these. */
 static struct {
@@ -120,8 +118,7 @@ static void run(int rows, int tokens, int32_t *starts, int32_t *slot_in, int32_t
     }
 }
 
-/* ---- The engine --------------------------------------------------------------------------------
- */
+/* ---- The engine ---- */
 
 /* What each request's tokens gave, and how many there were. */
 static float outputs[REQUESTS][LENGTH][HEADS][DIM];
@@ -196,8 +193,7 @@ static void speculative_rounds(void)
     }
 }
 
-/* ---- The check ---------------------------------------------------------------------------------
- */
+/* ---- The check ---- */
 
 /* Runs a whole request in one call that leaves the pool alone, and returns the largest difference.
  */

@@ -49,8 +49,7 @@ int full_tests(void)
     return full != NULL && strcmp(full, "1") == 0;
 }
 
-/* ---- Problems ----------------------------------------------------------------------------------
- */
+/* ---- Problems ---- */
 
 fwa_problem same_step_problem(int32_t key_dim, int32_t value_dim)
 {
@@ -157,8 +156,7 @@ void random_upstream(conformance_data *data, int carry, uint64_t seed)
             fill_normal(data, names[i], 0.3, seed * 101 + 13 + (uint64_t)i);
 }
 
-/* ---- Running and expecting ---------------------------------------------------------------------
- */
+/* ---- Running and expecting ---- */
 
 conformance_data run_options(const conformance_options *options, const conformance_data *data)
 {

@@ -33,8 +33,7 @@ fwa_context *context_of(const char *backend, int32_t threads);
 /* 1 where the long tests were asked for. */
 int full_tests(void);
 
-/* ---- Problems ----------------------------------------------------------------------------------
- */
+/* ---- Problems ---- */
 
 /* same_step, eps 0: the setting of most closed forms. */
 fwa_problem same_step_problem(int32_t key_dim, int32_t value_dim);
@@ -58,8 +57,7 @@ void random_carry(conformance_data *data, int64_t seen, uint64_t seed);
 /* `do` and, where `carry`, gradients of the final carry. */
 void random_upstream(conformance_data *data, int carry, uint64_t seed);
 
-/* ---- Running and expecting ---------------------------------------------------------------------
- */
+/* ---- Running and expecting ---- */
 
 /* Runs, and fails the test where the library refuses. */
 conformance_data run_engine(const engine *e, const conformance_data *data, int backward);

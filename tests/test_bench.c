@@ -63,7 +63,7 @@ fwa_status __wrap_fwa_backward(const fwa_plan *plan, const fwa_backward_args *ar
     return status;
 }
 
-/* ---- Lines ----------------------------------------------------------------------------------- */
+/* ---- Lines ---- */
 
 static bench_problem parse(const char *line)
 {
@@ -209,7 +209,7 @@ Test(bench, long_line)
     cr_expect_not_null(strstr(message.text, "longer than 1023 bytes"), "%s", message.text);
 }
 
-/* ---- Texts, files, sets ---------------------------------------------------------------------- */
+/* ---- Texts, files, sets ---- */
 
 Test(bench, text)
 {
@@ -299,7 +299,7 @@ Test(bench, sets)
     fwa_context_destroy(context);
 }
 
-/* ---- Work ------------------------------------------------------------------------------------ */
+/* ---- Work ---- */
 
 static const struct {
     const char *line;
@@ -327,7 +327,7 @@ Test(bench, work)
     }
 }
 
-/* ---- Verifying ------------------------------------------------------------------------------- */
+/* ---- Verifying ---- */
 
 /* The tokens at each end that were compared go to *tokens. */
 static bench_verify_result verify(const char *line, double limit, int64_t *tokens,
@@ -432,7 +432,7 @@ Test(bench, refused)
     cr_expect_not_null(strstr(message.text, "FWA_ERROR_UNSUPPORTED"), "%s", message.text);
 }
 
-/* ---- Measuring ------------------------------------------------------------------------------- */
+/* ---- Measuring ---- */
 
 typedef struct fixture {
     bench_setup setup;
@@ -554,7 +554,7 @@ Test(bench, no_memory)
     end(&f);
 }
 
-/* ---- JSON ------------------------------------------------------------------------------------ */
+/* ---- JSON ---- */
 
 static void expect_members(const json_t *object, const char *const *keys)
 {
@@ -631,7 +631,7 @@ Test(bench, json)
     end(&f);
 }
 
-/* ---- The command ----------------------------------------------------------------------------- */
+/* ---- The command ---- */
 
 /* Runs `fwa bench ARGUMENTS` on a file of these lines; its output goes to *output, for the caller
  * to free. Returns the exit status. */

@@ -129,8 +129,7 @@ Test(cases, reference_3)
     check_cases("reference", 3);
 }
 
-/* ---- The judge itself: faults that it must see -------------------------------------------------
- */
+/* ---- The judge itself: faults that it must see ---- */
 
 static conformance_data small_data(void)
 {

@@ -88,8 +88,7 @@ static void copy_keys_to_queries(conformance_data *data)
     memcpy(get(data, "q"), get(data, "k"), (size_t)conformance_count(data, "q") * sizeof(double));
 }
 
-/* ---- A -----------------------------------------------------------------------------------------
- */
+/* ---- A ---- */
 
 CLOSED_FORM(a1_alternating, ENGINES)
 {
@@ -284,8 +283,7 @@ CLOSED_FORM(a10_scale_coupled, ENGINES_EXACT)
     conformance_data_free(&data);
 }
 
-/* ---- B -----------------------------------------------------------------------------------------
- */
+/* ---- B ---- */
 
 /* The sliding presets at window 1 are the plain rules. */
 CLOSED_FORM(b1_window_one, ENGINES_EXACT)
@@ -486,8 +484,7 @@ CLOSED_FORM(b10_fixed_point, ENGINES_EXACT)
     }
 }
 
-/* ---- C: rehearsal is gradient descent on ridge regression --------------------------------------
- */
+/* ---- C: rehearsal is gradient descent on ridge regression ---- */
 
 #define B     4 /* the window, and the period of the data */
 #define SMALL 3
@@ -691,8 +688,7 @@ CLOSED_FORM(c5_loss_falls, ENGINES_EXACT)
     conformance_data_free(&data);
 }
 
-/* ---- H: hard numbers ---------------------------------------------------------------------------
- */
+/* ---- H: hard numbers ---- */
 
 /* All tokens shrink the state along the key by the same 1 - eta |x|^2, whose rounding error, beta
  * 2^-24 in float32, is raised to the T-th power with it: 3e-5 after 256 tokens at beta 1.999. */

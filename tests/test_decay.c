@@ -132,8 +132,7 @@ Test(decay, never_above_one)
     cr_expect_eq(fwa_decay_between_f32(later, earlier), 1);
 }
 
-/* ---- Gradients ---------------------------------------------------------------------------------
- */
+/* ---- Gradients ---- */
 
 /* beta, lambda, log_gate, E -> a eta + b gamma. */
 static double objective(const fwa_decay_knobs_f64 *knobs, const double *x, double a, double b)

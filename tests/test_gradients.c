@@ -29,8 +29,7 @@ static double inner(const conformance_data *left, const char *name, const confor
     return sum;
 }
 
-/* ---- Finite differences ------------------------------------------------------------------------
- */
+/* ---- Finite differences ---- */
 
 /* The scalar whose gradient the backward takes: outputs and final carry against what reaches them.
  */
@@ -215,8 +214,7 @@ Test(finite_differences, detached_ridge)
     }
 }
 
-/* ---- G -----------------------------------------------------------------------------------------
- */
+/* ---- G ---- */
 
 #define IDENTITY(name, count)                                                                      \
     static void name(const engine *e);                                                             \

@@ -61,8 +61,7 @@ static void expect_shifted(const engine *e, const char *what, const conformance_
         expect_close(e, what, got, want, n, 1);
 }
 
-/* ---- D -----------------------------------------------------------------------------------------
- */
+/* ---- D ---- */
 
 /* A fresh next_latent sequence is the same_step one of the keys before and the tokens after. */
 IDENTITY(d1_shifted_keys, ENGINES_EXACT)
@@ -258,8 +257,7 @@ IDENTITY(d10_longer_window, ENGINES)
     }
 }
 
-/* ---- E -----------------------------------------------------------------------------------------
- */
+/* ---- E ---- */
 
 /* A reflection of the D coordinates: x - 2 (u . x) u / |u|^2. */
 static void reflect(double *rows, int64_t count, uint64_t seed)
@@ -508,8 +506,7 @@ Test(identities, e8_mask)
     }
 }
 
-/* ---- F: other papers' rules, as they write them ------------------------------------------------
- */
+/* ---- F: other papers' rules, as they write them ---- */
 
 typedef struct paper {
     const char *preset;

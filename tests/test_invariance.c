@@ -39,8 +39,7 @@ static conformance_data rule_data(const engine *e, int rule, int alignment, int6
     return data;
 }
 
-/* ---- Batches and packs -------------------------------------------------------------------------
- */
+/* ---- Batches and packs ---- */
 
 /* A sequence alone, as row 3 of seven, and packed behind and before others. */
 static void batch_invariance(const engine *e)
@@ -129,8 +128,7 @@ Test(invariance, neighbours)
         neighbours(&engines[i]);
 }
 
-/* ---- The future --------------------------------------------------------------------------------
- */
+/* ---- The future ---- */
 
 static const char *const token_inputs[] = {"q", "k", "v", "beta", "lambda", "log_gate"};
 static const char *const token_gradients[] = {"dq", "dk", "dv", "dbeta", "dlambda", "dlog_gate"};
@@ -272,8 +270,7 @@ Test(invariance, future_of_random_shapes)
     }
 }
 
-/* ---- Threads and repetitions -------------------------------------------------------------------
- */
+/* ---- Threads and repetitions ---- */
 
 static conformance_data run_threads(const engine *e, const conformance_data *data, int32_t threads)
 {
@@ -346,8 +343,7 @@ Test(invariance, repetitions)
         }
 }
 
-/* ---- NaN elsewhere -----------------------------------------------------------------------------
- */
+/* ---- NaN elsewhere ---- */
 
 /* Inputs of row 1: which of their heads is bad, and which value heads may see it. */
 static const struct {
@@ -463,8 +459,7 @@ Test(invariance, nan_in_one_place)
         nan_in_one_place(&engines[i]);
 }
 
-/* ---- Huge numbers, scales, groups, guard pages -------------------------------------------------
- */
+/* ---- Huge numbers, scales, groups, guard pages ---- */
 
 /* Keys and values of 1e18: with normalised steps all is in range, and right. With direct steps the
  * second prediction overflows: every form must lose the same numbers. */

@@ -118,8 +118,7 @@ Test(long_sequences, strong_decay)
     }
 }
 
-/* ---- More than 2^31 elements -------------------------------------------------------------------
- */
+/* ---- More than 2^31 elements ---- */
 
 enum { HUGE_HEADS = 16, HUGE_DIM = 128, HUGE_TAIL = 64 };
 

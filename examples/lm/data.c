@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Text --------------------------------------------------------------------------------------
- */
+/* ---- Text ---- */
 
 static int read_all(lm_data *data, FILE *file, const char *path, lm_message *message)
 {
@@ -67,8 +66,7 @@ void data_close(lm_data *data)
     data->text = NULL;
 }
 
-/* ---- Additions ---------------------------------------------------------------------------------
- */
+/* ---- Additions ---- */
 
 int64_t data_addition_tokens(int64_t digits)
 {
@@ -133,8 +131,7 @@ void data_append_addition(const lm_data *data, int64_t digits, uint64_t index, l
     append_addition(&random, digits, digits, batch);
 }
 
-/* ---- Rows --------------------------------------------------------------------------------------
- */
+/* ---- Rows ---- */
 
 void data_append_row(const lm_data *data, random_domain domain, uint64_t index, lm_batch *batch)
 {

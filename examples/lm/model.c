@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Parameters --------------------------------------------------------------------------------
- */
+/* ---- Parameters ---- */
 
 static size_t add_parameter(lm_model *model, int32_t layer, const char *name, int64_t rows,
                             int64_t columns, int32_t decay)
@@ -65,8 +64,7 @@ static void add_all(lm_model *model)
     model->final_norm = add_parameter(model, -1, "final_norm", 1, model->config.dim, 0);
 }
 
-/* ---- Initial weights ---------------------------------------------------------------------------
- */
+/* ---- Initial weights ---- */
 
 static void fill_normal(float *to, int64_t count, float deviation, random_stream *random)
 {
@@ -137,8 +135,7 @@ static void start_weights(lm_model *model, uint64_t seed)
     fill_normal(model->weights + model->embedding, VOCABULARY * dim, 0.02f, &random);
 }
 
-/* ---- Model -------------------------------------------------------------------------------------
- */
+/* ---- Model ---- */
 
 static int make_plan(lm_model *model, fwa_context *context, lm_message *message)
 {
@@ -228,8 +225,7 @@ void model_destroy(lm_model *model)
     memset(model, 0, sizeof *model);
 }
 
-/* ---- Batches -----------------------------------------------------------------------------------
- */
+/* ---- Batches ---- */
 
 int batch_create(lm_batch *batch, int64_t tokens, int64_t sequences, lm_message *message)
 {
@@ -270,8 +266,7 @@ void batch_append(lm_batch *batch, const uint8_t *text, int64_t length, int64_t 
     batch->starts[++batch->sequences] = batch->tokens;
 }
 
-/* ---- States ------------------------------------------------------------------------------------
- */
+/* ---- States ---- */
 
 /* Cuts a part of a carry from memory; on the first of two passes memory is NULL. */
 static fwa_tensor carve(char *memory, size_t *used, int32_t dtype, int32_t rank, int64_t a,

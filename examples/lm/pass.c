@@ -11,8 +11,7 @@ static int64_t inner_width(const lm_model *model)
     return (int64_t)model->config.heads * model->config.head_dim;
 }
 
-/* ---- Forward -----------------------------------------------------------------------------------
- */
+/* ---- Forward ---- */
 
 /* y [tokens, out] = x [tokens, in] W^T + keep * y. */
 static int project(int64_t tokens, int64_t out, int64_t in, const float *x, const float *weight,
@@ -147,8 +146,7 @@ double model_loss(lm_activations *activations, const lm_batch *batch, int64_t *c
     return sum;
 }
 
-/* ---- Backward ----------------------------------------------------------------------------------
- */
+/* ---- Backward ---- */
 
 /* Of y = x W^T: x_grad = y_grad W + keep * x_grad, weight_grad += y_grad^T x. */
 static int project_backward(int64_t tokens, int64_t out, int64_t in, const float *x,

@@ -101,8 +101,7 @@ void report_line(lm_report *report, double validation_loss)
     }
 }
 
-/* ---- The end -----------------------------------------------------------------------------------
- */
+/* ---- The end ---- */
 
 /* Parameters as a person counts them, without the padding of the flat arrays. */
 static int64_t count_parameters(const lm_model *model)

@@ -34,8 +34,7 @@ static int make_model(lm_model *model, fwa_context *context, const char *rule, l
     return 0;
 }
 
-/* ---- Gradients ---------------------------------------------------------------------------------
- */
+/* ---- Gradients ---- */
 
 typedef struct loss_probe {
     lm_model *model;
@@ -172,8 +171,7 @@ static void check_gradients(self_test_tally *tally, lm_model *model, const char 
     activations_destroy(&activations);
 }
 
-/* ---- Generation --------------------------------------------------------------------------------
- */
+/* ---- Generation ---- */
 
 enum { TEXT = 24, PREFIX = 7 };
 

@@ -101,8 +101,7 @@ static int run_steps(fwa_context *context, const char *const *more, int steps, d
     return result;
 }
 
-/* ---- Resuming ----------------------------------------------------------------------------------
- */
+/* ---- Resuming ---- */
 
 static void check_resume(self_test_tally *tally, const test_files *files, const char *const *data,
                          const char *name)
@@ -142,8 +141,7 @@ static void check_threads(self_test_tally *tally, const char *const *data)
                     more[STEPS - 1], message.text);
 }
 
-/* ---- Data --------------------------------------------------------------------------------------
- */
+/* ---- Data ---- */
 
 /* Adds the two numbers of a row by machine arithmetic and compares with its targets. */
 static int is_right_addition(const lm_batch *batch)
@@ -187,8 +185,7 @@ static void check_additions(self_test_tally *tally)
     self_test_check(tally, wrong == 0, "%d additions are wrong %s", wrong, message.text);
 }
 
-/* ---- Refusals ----------------------------------------------------------------------------------
- */
+/* ---- Refusals ---- */
 
 static void check_refusal(self_test_tally *tally, const char *const *more, const char *words)
 {

@@ -83,8 +83,7 @@ static const lm_option FIELDS[] = {
 
 enum { FIELD_COUNT = sizeof FIELDS / sizeof *FIELDS, HELP_SIZE = 128 };
 
-/* ---- One value ---------------------------------------------------------------------------------
- */
+/* ---- One value ---- */
 
 int parse_integer(const char *name, const char *text, int64_t low, int64_t high, int64_t *value,
                   lm_message *message)
@@ -146,8 +145,7 @@ static int set_field(lm_settings *settings, int index, const char *text, lm_mess
     }
 }
 
-/* ---- The command line --------------------------------------------------------------------------
- */
+/* ---- The command line ---- */
 
 static void fill_options(struct poptOption *options, char (*help)[HELP_SIZE])
 {
@@ -254,8 +252,7 @@ lm_config settings_model(const lm_settings *settings)
     return config;
 }
 
-/* ---- Checkpoints -------------------------------------------------------------------------------
- */
+/* ---- Checkpoints ---- */
 
 int settings_write(const lm_settings *settings, safetensors *file, lm_message *message)
 {

@@ -225,7 +225,7 @@ static inline fwa_tensor fwa_tensor_dense(void *data, int32_t dtype, int32_t ran
 {
     const int64_t extent[FWA_MAX_RANK] = {n0, n1, n2, n3, n4};
     fwa_tensor tensor;
-    uint64_t stride = 1; /* wraps around where the product is too large; calls refuse such tensors */
+    uint64_t stride = 1; /* wraps where the product is too large; calls refuse such tensors */
     int32_t axis;
     tensor.data = data;
     tensor.dtype = dtype;

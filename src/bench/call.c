@@ -29,7 +29,7 @@ static int refuse(bench_message *message, const char *what)
     return bench_fail(message, "%s: %.400s", what, fwa_error_message());
 }
 
-/* ---- Tensors --------------------------------------------------------------------------------- */
+/* ---- Tensors ---- */
 
 static int is_bound(const bench_call *call, const conformance_data *data, int32_t i)
 {
@@ -124,7 +124,7 @@ static int bind_all(bench_call *call, const conformance_data *data, bench_messag
     return 0;
 }
 
-/* ---- Pools ----------------------------------------------------------------------------------- */
+/* ---- Pools ---- */
 
 static int64_t count_groups(const bench_problem *problem)
 {
@@ -152,7 +152,7 @@ static int make_slots(bench_call *call, bench_message *message)
     return failed ? refuse(message, "slots") : 0;
 }
 
-/* ---- Begin, run, end ------------------------------------------------------------------------- */
+/* ---- Begin, run, end ---- */
 
 static int make_scratch(bench_call *call, bench_message *message)
 {
@@ -238,7 +238,7 @@ fwa_status bench_call_wait(const bench_call *call)
     return fwa_memory_read(call->context, &byte, call->forward.o.data, sizeof byte);
 }
 
-/* ---- Comparing ------------------------------------------------------------------------------- */
+/* ---- Comparing ---- */
 
 /* Equal numbers, or NaN in both. */
 static int same_values(const fwa_tensor *tensor, const char *image, const double *values)

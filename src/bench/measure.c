@@ -32,7 +32,7 @@ static int refuse(bench_result *result, const char *what, const char *why)
     return bench_fail(&result->message, "%s%.480s", what, why);
 }
 
-/* ---- Timing ---------------------------------------------------------------------------------- */
+/* ---- Timing ---- */
 
 static void take_peaks(timing *t)
 {
@@ -127,7 +127,7 @@ static int time_calls(timing *t)
     return 0;
 }
 
-/* ---- All ------------------------------------------------------------------------------------- */
+/* ---- All ---- */
 
 static void name_kernel(const bench_call *call, bench_result *result)
 {

@@ -13,7 +13,7 @@
 #define ARRAYS         3
 #define FLOATS_A_SHARE 64 /* a thread's share of an array is a multiple of this: four lines */
 
-/* ---- Instruction sets ------------------------------------------------------------------------ */
+/* ---- Instruction sets ---- */
 
 int bench_has_generic(void)
 {
@@ -44,7 +44,7 @@ static const bench_loops *const loops[] = {
 #endif
 };
 
-/* ---- Runs: seconds of one pass on `threads` threads ------------------------------------------ */
+/* ---- Runs: seconds of one pass on `threads` threads ---- */
 
 /* *team: how many threads there really were. */
 static double run_fma(const bench_meter *meter, int threads, int *team)
@@ -130,7 +130,7 @@ static double best_rate(const bench_meter *meter, bench_peak peak, int threads)
     return best * 1e-9;
 }
 
-/* ---- The meter ------------------------------------------------------------------------------- */
+/* ---- The meter ---- */
 
 /* Sets the rounds that one thread does in FMA_SECONDS; returns its rate. */
 static double calibrate(bench_meter *meter)

@@ -12,7 +12,7 @@
 #define LINE_LIMIT 1024
 #define FILE_LIMIT (1 << 20)
 
-/* ---- Names ----------------------------------------------------------------------------------- */
+/* ---- Names ---- */
 
 static const char *const passes[] = {"forward", "backward", "train", "decode", NULL};
 static const char *const caches[] = {"hot", "cold", NULL};
@@ -75,7 +75,7 @@ static int32_t gates_of_preset(const char *preset)
     return CONFORMANCE_BETA | CONFORMANCE_LAMBDA;
 }
 
-/* ---- Values ---------------------------------------------------------------------------------- */
+/* ---- Values ---- */
 
 typedef struct value {
     const char *key, *text;
@@ -165,7 +165,7 @@ static int set_preset(const value *v, bench_problem *p, bench_message *message)
     return 0;
 }
 
-/* ---- Keys ------------------------------------------------------------------------------------ */
+/* ---- Keys ---- */
 
 typedef enum key_kind {
     KEY_PRESET,
@@ -252,7 +252,7 @@ static int set_value(const value *v, bench_problem *p, bench_message *message)
     }
 }
 
-/* ---- Lines ----------------------------------------------------------------------------------- */
+/* ---- Lines ---- */
 
 /* Cuts the line into keys and values; returns how many, or -1. */
 static int cut(char *line, value *values, bench_message *message)
@@ -353,7 +353,7 @@ int bench_parse_line(const char *line, bench_problem *problem, bench_message *me
     return 1;
 }
 
-/* ---- Lists ----------------------------------------------------------------------------------- */
+/* ---- Lists ---- */
 
 static int append(bench_list *list, const bench_problem *problem, bench_message *message)
 {
@@ -423,7 +423,7 @@ void bench_list_free(bench_list *list)
     memset(list, 0, sizeof *list);
 }
 
-/* ---- Work ------------------------------------------------------------------------------------ */
+/* ---- Work ---- */
 
 double bench_flops(const bench_problem *problem)
 {

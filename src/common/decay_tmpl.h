@@ -96,8 +96,7 @@ FWA_DEVICE FWA_DECAY(gradient)
         grad.statistic = -step->eta * step_grad * inverse;
         /* lambda_grad + grad.statistic; the difference of the two lambda terms, which are almost
          * equal where lambda is large, is E + eps. */
-        lambda_grad = step->eta * inverse *
-                      (forgotten_grad * (statistic + knobs->eps) - eta_grad);
+        lambda_grad = step->eta * inverse * (forgotten_grad * (statistic + knobs->eps) - eta_grad);
     }
     if (knobs->coupled) {
         if (knobs->live)

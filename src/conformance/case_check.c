@@ -15,8 +15,7 @@ const char *conformance_form_name(int32_t form)
     return form >= 0 && form <= FWA_FORM_CHUNKED ? names[form] : "unknown";
 }
 
-/* ---- Gaps --------------------------------------------------------------------------------------
- */
+/* ---- Gaps ---- */
 
 #define ANY (-1)
 
@@ -40,8 +39,7 @@ int conformance_declared_gap(const char *backend, int32_t form, int32_t dtype)
     return 0;
 }
 
-/* ---- Judging -----------------------------------------------------------------------------------
- */
+/* ---- Judging ---- */
 
 void conformance_judge(const conformance_data *got, const conformance_data *want,
                        const fwa_problem *problem, conformance_result *result)
@@ -82,8 +80,7 @@ int conformance_same(const conformance_data *left, const conformance_data *right
     return 1;
 }
 
-/* ---- Running -----------------------------------------------------------------------------------
- */
+/* ---- Running ---- */
 
 typedef struct check {
     const conformance_case *c;

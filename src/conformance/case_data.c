@@ -31,8 +31,7 @@ static double between(maker *m, double low, double high)
     return conformance_random_between(&m->random, low, high);
 }
 
-/* ---- Sequences ---------------------------------------------------------------------------------
- */
+/* ---- Sequences ---- */
 
 static int64_t sequence_count(const conformance_case *c)
 {
@@ -93,8 +92,7 @@ static void make_slots(maker *m)
     }
 }
 
-/* ---- Keys, queries, values ---------------------------------------------------------------------
- */
+/* ---- Keys, queries, values ---- */
 
 /* Raw keys [rows, heads, D]. `salt` tells the carry's from the call's. */
 static void make_keys(maker *m, double *keys, int64_t rows, int64_t seed_row)
@@ -154,8 +152,7 @@ static void find_energy(maker *m, const char *name)
     }
 }
 
-/* ---- Carries -----------------------------------------------------------------------------------
- */
+/* ---- Carries ---- */
 
 /* What a carry holds but nobody may read: NaN. */
 static void hide(double *part, int64_t row, int64_t width, int64_t from, int64_t to)
@@ -217,8 +214,7 @@ static void make_carry(maker *m)
     }
 }
 
-/* ---- Gates -------------------------------------------------------------------------------------
- */
+/* ---- Gates ---- */
 
 /* Bounds within which |gamma - eta |x|^2| stays at most 1, for the residual against S_{t-1}: beyond
  * them the exact answer grows by a factor at each token, and its rounding errors with it. Against
@@ -333,8 +329,7 @@ static int32_t needed_gates(const maker *m)
     return gates;
 }
 
-/* ---- All ---------------------------------------------------------------------------------------
- */
+/* ---- All ---- */
 
 static void make_upstream(maker *m)
 {

@@ -61,8 +61,7 @@ conformance_case *conformance_cases(void); /* count rows; free() it */
 /* Makes a case's tensors, rounded to its types. */
 conformance_data conformance_case_data(const conformance_case *c);
 
-/* ---- Factors -----------------------------------------------------------------------------------
- */
+/* ---- Factors ---- */
 
 #define CONFORMANCE_FACTORS 26
 
@@ -77,8 +76,7 @@ int conformance_pair_allowed(int32_t factor, int32_t level, int32_t other, int32
 /* Rows of one level per factor which hold every allowed pair; the same at every call. free() it. */
 int32_t (*conformance_cover(int32_t *rows))[CONFORMANCE_FACTORS];
 
-/* ---- Running -----------------------------------------------------------------------------------
- */
+/* ---- Running ---- */
 
 typedef enum conformance_verdict {
     CONFORMANCE_PASSED,

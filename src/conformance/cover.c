@@ -115,8 +115,7 @@ int conformance_pair_allowed(int32_t factor, int32_t level, int32_t other, int32
     return 1;
 }
 
-/* ---- The greedy search -------------------------------------------------------------------------
- */
+/* ---- The greedy search ---- */
 
 #define LEVELS     16
 #define CANDIDATES 12

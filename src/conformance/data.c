@@ -133,8 +133,7 @@ int64_t conformance_length(const conformance_data *data, int64_t sequence)
     return cu ? (int64_t)(cu[sequence + 1] - cu[sequence]) : data->extent.tokens;
 }
 
-/* ---- New calls from old ones -------------------------------------------------------------------
- */
+/* ---- New calls from old ones ---- */
 
 static int is_tokens(const problem_tensor *row)
 {

@@ -40,7 +40,7 @@ int64_t conformance_row_count(const conformance_data *data, const problem_tensor
 int64_t conformance_first(const conformance_data *data, int64_t sequence);
 int64_t conformance_length(const conformance_data *data, int64_t sequence);
 
-/* ---- New calls from old ones; carries' slots are not followed -------------------------------- */
+/* ---- New calls from old ones; carries' slots are not followed ---- */
 
 /* Tokens [from, to) of every row of a call without cu_seqlens; carries stay. */
 conformance_data conformance_slice(const conformance_data *data, int64_t from, int64_t to);

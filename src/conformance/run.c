@@ -13,8 +13,7 @@
 #define CANARY_BYTE 0x5a /* no NaN, no small integer in any type */
 #define POISON_BYTE 0xff /* NaN in every floating type, -1 in the integers */
 
-/* ---- Memory ------------------------------------------------------------------------------------
- */
+/* ---- Memory ---- */
 
 /* Bytes that the device sees, as they were handed over. */
 typedef struct region {
@@ -92,8 +91,7 @@ static void region_free(region *r, fwa_context *context)
     free(r->image);
 }
 
-/* ---- Tensors -----------------------------------------------------------------------------------
- */
+/* ---- Tensors ---- */
 
 typedef struct binding {
     const problem_tensor *row;
@@ -304,8 +302,7 @@ static fwa_status upload(run *r)
     return status;
 }
 
-/* ---- Calling -----------------------------------------------------------------------------------
- */
+/* ---- Calling ---- */
 
 static fwa_status make_scratch(run *r, fwa_pass pass)
 {
@@ -389,8 +386,7 @@ static void restore_inputs(const run *r)
     }
 }
 
-/* ---- Collecting --------------------------------------------------------------------------------
- */
+/* ---- Collecting ---- */
 
 /* Bytes outside the elements of outputs must be what they were; `now` has the elements put back. */
 static int check_region(run *r, const char *name, const region *memory, const char *now)

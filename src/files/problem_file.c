@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- The knobs: metadata keys and the fields that they set ------------------------------------
- */
+/* ---- The knobs: metadata keys and the fields that they set ---- */
 
 typedef enum knob_kind { KNOB_NAME, KNOB_INTEGER, KNOB_NUMBER } knob_kind;
 
@@ -91,8 +90,7 @@ static double *number_field(fwa_problem *problem, const knob *one)
     return (double *)(void *)((char *)problem + one->field);
 }
 
-/* ---- Reading -----------------------------------------------------------------------------------
- */
+/* ---- Reading ---- */
 
 /* 0, or -1 where the text is no legal value of the knob. Numbers have the syntax of strtod and
  * strtol in the C locale, which is the only one that the tool and the tests run in. */
@@ -272,8 +270,7 @@ int problem_file_extent(const safetensors *file, problem_extent *extent,
     return 0;
 }
 
-/* ---- Writing -----------------------------------------------------------------------------------
- */
+/* ---- Writing ---- */
 
 /* Writes the knob's text: 1 where it is that of a fresh problem, 0 where it differs, -1 where the
  * value is none that a file can hold. */

@@ -23,7 +23,7 @@ int problem_file_write_problem(safetensors *file, const fwa_problem *problem,
  * text is no value of it, and *legal says what is. */
 int problem_set_knob(fwa_problem *problem, const char *key, const char *text, const char **legal);
 
-/* ---- The tensors of a problem file ----------------------------------------------------------- */
+/* ---- The tensors of a problem file ---- */
 
 typedef enum problem_role {
     PROBLEM_INPUT,    /* given */

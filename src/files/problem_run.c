@@ -15,8 +15,7 @@
 
 #define POISON_SIZE 65536 /* bytes written at a time */
 
-/* ---- Binding -----------------------------------------------------------------------------------
- */
+/* ---- Binding ---- */
 
 static fwa_tensor dense(void *data, int32_t dtype, int32_t rank, const int64_t *shape)
 {
@@ -154,8 +153,7 @@ void problem_binding_free(problem_binding *binding)
     memset(binding, 0, sizeof *binding);
 }
 
-/* ---- Running -----------------------------------------------------------------------------------
- */
+/* ---- Running ---- */
 
 /* Memory of one run, on the context's device. */
 typedef struct device_memory {
@@ -286,8 +284,7 @@ static fwa_status run_plan(const fwa_plan *plan, const problem_run_options *opti
     return status;
 }
 
-/* ---- Results -----------------------------------------------------------------------------------
- */
+/* ---- Results ---- */
 
 /* Reads one result back and widens it. 0, or -1 with *status and *message filled. */
 static int collect_one(const problem_buffer *buffer, const device_memory *device, int32_t index,

@@ -44,8 +44,7 @@ problem_run_result problem_run(const safetensors *file, const problem_run_option
                                problem_answer *answer, safetensors_message *message);
 void problem_answer_free(problem_answer *answer);
 
-/* ---- The part before the library is called ----------------------------------------------------
- */
+/* ---- The part before the library is called ---- */
 
 /* One tensor of a call. Inputs have their converted data on the host; results have none. */
 typedef struct problem_buffer {

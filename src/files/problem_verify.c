@@ -22,8 +22,7 @@ static int is_answer(const problem_tensor *row)
     return row->role == PROBLEM_OUTPUT || row->role == PROBLEM_GRADIENT;
 }
 
-/* ---- Comparing ---------------------------------------------------------------------------------
- */
+/* ---- Comparing ---- */
 
 static compare_bound answer_bound(const problem_verify *verify, const safetensors_tensor *answer)
 {
@@ -76,8 +75,7 @@ static void judge_rounded(const problem_answer *got, const problem_answer *want,
     }
 }
 
-/* ---- Running -----------------------------------------------------------------------------------
- */
+/* ---- Running ---- */
 
 static problem_run_result run_reference(const problem_verify *verify, int32_t rounded_dtype,
                                         int32_t rounded_state, problem_answer *answer,

@@ -36,7 +36,7 @@ static const tool_column columns[] = {
 #define COLUMNS ((int)(sizeof columns / sizeof *columns))
 #define CELL    48
 
-/* ---- Sets ------------------------------------------------------------------------------------ */
+/* ---- Sets ---- */
 
 static void print_sets(void)
 {
@@ -97,7 +97,7 @@ static tool_exit select_problems(session *all)
     return TOOL_USAGE;
 }
 
-/* ---- Printing -------------------------------------------------------------------------------- */
+/* ---- Printing ---- */
 
 static int is_table(const session *all)
 {
@@ -196,7 +196,7 @@ static void print_result(const bench_result *result)
                result->verdict == BENCH_WRONG ? "FAILED" : "refused", result->message.text);
 }
 
-/* ---- Running --------------------------------------------------------------------------------- */
+/* ---- Running ---- */
 
 static void show_phase(void *user, const char *what)
 {

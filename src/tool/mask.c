@@ -78,8 +78,7 @@ static tool_exit slice_find(const safetensors *file, const mask_request *request
     return TOOL_LIBRARY;
 }
 
-/* ---- The cut-down problem ----------------------------------------------------------------------
- */
+/* ---- The cut-down problem ---- */
 
 /* What is taken of one axis of a tensor: `count` entries from `start` in steps of `step`. */
 typedef struct axis_cut {
@@ -178,8 +177,7 @@ static safetensors *cut_problem(const slice *part, int64_t first, int64_t width,
     return NULL;
 }
 
-/* ---- The matrix --------------------------------------------------------------------------------
- */
+/* ---- The matrix ---- */
 
 /* Fills the columns [first, first + width) of the matrix, or all of it from the mask. */
 static tool_exit fill_block(const slice *part, const problem_run_options *options, int64_t first,
@@ -249,8 +247,7 @@ static tool_exit draw(const slice *part, const mask_request *request,
     return code;
 }
 
-/* ---- The command -------------------------------------------------------------------------------
- */
+/* ---- The command ---- */
 
 static tool_exit mask_file(const mask_request *request, const safetensors *file,
                            problem_run_options *options, safetensors_message *message)

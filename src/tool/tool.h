@@ -10,8 +10,7 @@
 #include <popt.h>
 #include <stdint.h>
 
-/* ---- Exit codes (documented in fwa(1)) ---------------------------------------------------------
- */
+/* ---- Exit codes (documented in fwa(1)) ---- */
 
 typedef enum tool_exit {
     TOOL_OK = 0,
@@ -22,8 +21,7 @@ typedef enum tool_exit {
     TOOL_OUTPUT = 5    /* an output cannot be written */
 } tool_exit;
 
-/* ---- The commands ------------------------------------------------------------------------------
- */
+/* ---- The commands ---- */
 
 /* Each gets its arguments without the program's: argv[0] is "fwa run", argv[1] the first argument,
  * argv[argc] NULL. Returns a tool_exit. */
@@ -34,8 +32,7 @@ int tool_check(int argc, const char **argv);
 int tool_bench(int argc, const char **argv);
 int tool_mask(int argc, const char **argv);
 
-/* ---- Options -----------------------------------------------------------------------------------
- */
+/* ---- Options ---- */
 
 /* The options that choose what runs. Strings are popt's: tool_engine_free() them. */
 typedef struct tool_engine {
@@ -91,8 +88,7 @@ tool_exit tool_context(const char *name, int threads, fwa_context **context);
 tool_exit tool_plan_dtype(const safetensors *file, const fwa_context *context, int32_t *dtype,
                           safetensors_message *message);
 
-/* ---- Messages ----------------------------------------------------------------------------------
- */
+/* ---- Messages ---- */
 
 /* "fwa: ..." on the standard error, on a line of its own. */
 #if defined(__GNUC__)
@@ -104,8 +100,7 @@ void tool_error(const char *format, ...);
  */
 tool_exit tool_run_exit(problem_run_result result, fwa_status status);
 
-/* ---- Tables ------------------------------------------------------------------------------------
- */
+/* ---- Tables ---- */
 
 typedef struct tool_column {
     const char *title;
@@ -117,8 +112,7 @@ typedef struct tool_column {
 void tool_table_head(const tool_column *columns, int count);
 void tool_table_row(const tool_column *columns, int count, const char *const *cells);
 
-/* ---- Progress ----------------------------------------------------------------------------------
- */
+/* ---- Progress ---- */
 
 /* A bar on the standard error where that is a terminal, else nothing: the rows that a command
  * prints are then its progress. */

@@ -48,8 +48,7 @@ static void note_code(verification *all, tool_exit code)
         all->code = code;
 }
 
-/* ---- Contexts ----------------------------------------------------------------------------------
- */
+/* ---- Contexts ---- */
 
 static tool_exit add_context(verification *all, const char *name)
 {
@@ -89,8 +88,7 @@ static void close_contexts(verification *all)
     fwa_context_destroy(all->reference);
 }
 
-/* ---- Lines -------------------------------------------------------------------------------------
- */
+/* ---- Lines ---- */
 
 enum {
     FILE_COLUMN,
@@ -107,7 +105,7 @@ enum {
 static void columns_for(const verification *all, tool_column columns[COLUMNS])
 {
     const tool_column fresh[COLUMNS] = {{"file", all->file_width, 0},
-                                        {"kernel", 44, 0},
+                                        {"kernel", 66, 0},
                                         {"worst tensor", 14, 0},
                                         {"against", 7, 0},
                                         {"rms", 8, 1},
@@ -140,8 +138,7 @@ static void file_error(verification *all, const char *path, const char *text, to
     all->failed++;
 }
 
-/* ---- Running -----------------------------------------------------------------------------------
- */
+/* ---- Running ---- */
 
 /* The forms and types to run on one context. */
 typedef struct lists {
