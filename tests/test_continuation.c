@@ -130,17 +130,20 @@ static int64_t chunk_length(const engine *e, const conformance_data *data)
     return chunk;
 }
 
-/* Cuts between chunks change no bit. */
+/* Cuts where the tokens seen in all are a multiple of the chunk change no bit. */
 static void chunk_cuts(const engine *e)
 {
     for (int rule = next_rule(e, -1); rule < FACTOR_RULES; rule = next_rule(e, rule))
         for (int alignment = 0; alignment < 2; alignment++) {
             conformance_data data = rule_data(e, rule, alignment, 4, 70 + (uint64_t)rule);
-            const int64_t chunk = chunk_length(e, &data);
+            const int64_t chunk = chunk_length(e, &data), tokens = 8 * chunk + 3;
             conformance_data_free(&data);
-            data = rule_data(e, rule, alignment, 8 * chunk + 3, 70 + (uint64_t)rule);
-            const int64_t one[] = {chunk, 8 * chunk + 3}, two[] = {4 * chunk, 8 * chunk + 3};
-            const int64_t many[] = {2 * chunk, 3 * chunk, 7 * chunk, 8 * chunk, 8 * chunk + 3};
+            data = rule_data(e, rule, alignment, tokens, 70 + (uint64_t)rule);
+            const double *seen = conformance_get(&data, "seen_in");
+            const int64_t grid = seen ? chunk - (int64_t)seen[0] : chunk;
+            const int64_t one[] = {grid, tokens}, two[] = {grid + 3 * chunk, tokens};
+            const int64_t many[] = {grid + chunk, grid + 2 * chunk, grid + 6 * chunk,
+                                    grid + 7 * chunk, tokens};
             conformance_data whole = run_engine(e, &data, 0);
             check_cuts(e, &data, &whole, one, 2, factor_rules[rule].name, 1);
             check_cuts(e, &data, &whole, two, 2, factor_rules[rule].name, 1);
