@@ -51,7 +51,8 @@ static const row rows[] = {
      ADD, HEAD, 4, NEXT, DIRECT, BEFORE, RMS},
     {{"deltanet", "DeltaNet: S = (I - b k k^T) S + b k v^T", "beta: b in (0, 1) or (0, 2)"},
      FIT, HEAD, 1, SAME, DIRECT, AFTER, L2},
-    {{"gated_deltanet", "Gated DeltaNet: S = g (I - b k k^T) S + b k v^T", "beta: b in (0, 1) or (0, 2); log_gate: log g"},
+    {{"gated_deltanet", "Gated DeltaNet: S = g (I - b k k^T) S + b k v^T",
+      "beta: b in (0, 1) or (0, 2); log_gate: log g"},
      FIT, HEAD, 1, SAME, DIRECT, AFTER, L2},
     {{"linear_attention", "Linear attention: S = S + k v^T", "beta: absent, or a weight per token"},
      ADD, HEAD, 1, SAME, DIRECT, BEFORE, NONE},
@@ -59,7 +60,8 @@ static const row rows[] = {
      ADD, HEAD, 1, SAME, DIRECT, BEFORE, NONE},
     {{"lightning_attention", "Lightning attention: S = g S + k v^T, one fixed g per head", FIXED},
      ADD, HEAD, 1, SAME, DIRECT, BEFORE, NONE},
-    {{"mamba2", "Mamba-2 SSD: S = exp(dt a) S + dt b x^T, read with c", "q: c; k: b; v: x; beta: dt; log_gate: dt * a"},
+    {{"mamba2", "Mamba-2 SSD: S = exp(dt a) S + dt b x^T, read with c",
+      "q: c; k: b; v: x; beta: dt; log_gate: dt * a"},
      ADD, HEAD, 1, SAME, DIRECT, BEFORE, NONE},
 };
 /* clang-format on */

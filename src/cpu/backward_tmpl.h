@@ -466,7 +466,7 @@ static void FWA_KERNEL(backward)(const fwa_cpu_plan *plan, const fwa_call *call,
     const fwa_backward_args *args = call->backward;
     unit_work w = unit_begin(plan, call, &args->carry_in, s, unit, c);
     const size_t state = (size_t)w.p->key_dim * (size_t)c->stride;
-    int64_t bare = w.first_pair == 1, chunks, segments, first = fwa_cpu_first_segment(plan, s), i,
+    int64_t head = chunk_tokens(&w, 0), chunks, segments, first = fwa_cpu_first_segment(plan, s), i,
             j;
     int32_t k;
     for (k = 0; k < FWA_COLUMNS_LIMIT; k++)
@@ -476,10 +476,9 @@ static void FWA_KERNEL(backward)(const fwa_cpu_plan *plan, const fwa_call *call,
         return;
     }
     load_late(&w, args);
-    chunks = s->length == 0 ? 0
-             : plan->chunk == 0 || s->length <= plan->chunk + bare
-                 ? 1
-                 : (s->length - bare + plan->chunk - 1) / plan->chunk;
+    chunks = s->length == 0      ? 0
+             : s->length == head ? 1
+                                 : 1 + (s->length - head + plan->chunk - 1) / plan->chunk;
     segments = plan->segment ? (chunks + plan->segment - 1) / plan->segment : chunks;
     for (i = segments - 1; i >= 0; i--) {
         int64_t from = plan->segment ? i * plan->segment : 0;
@@ -489,7 +488,7 @@ static void FWA_KERNEL(backward)(const fwa_cpu_plan *plan, const fwa_call *call,
                state * sizeof(float));
         c->w_trace = NULL;
         for (j = from; j < to; j++) {
-            int64_t start = j == 0 ? 0 : j * plan->chunk + bare;
+            int64_t start = j == 0 ? 0 : head + (j - 1) * plan->chunk;
             memcpy(c->starts + (size_t)(j - from) * state, c->state, state * sizeof(float));
             if (j + 1 < to)
                 forward_chunk(&w, start, chunk_tokens(&w, start), NULL);
@@ -497,7 +496,7 @@ static void FWA_KERNEL(backward)(const fwa_cpu_plan *plan, const fwa_call *call,
         c->w_trace = trace;
         for (j = to - 1; j >= from; j--) {
             memcpy(c->state, c->starts + (size_t)(j - from) * state, state * sizeof(float));
-            backward_chunk(&w, j == 0 ? 0 : j * plan->chunk + bare, args, parts, unit);
+            backward_chunk(&w, j == 0 ? 0 : head + (j - 1) * plan->chunk, args, parts, unit);
         }
     }
     store_early(&w, args, parts, unit);

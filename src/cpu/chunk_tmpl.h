@@ -39,15 +39,16 @@ static unit_work unit_begin(const fwa_cpu_plan *plan, const fwa_call *call, cons
     return w;
 }
 
-/* Tokens of the chunk that begins at `start`. A fresh next_latent sequence's first token is no
- * pair, so the first chunk takes it on top: prepending a token moves no chunk boundary. */
+/* Tokens of the chunk that begins at `start`. Chunks lie on a grid of the whole sequence, what was
+ * seen before the call included: a cut between chunks, and a token that comes in with the carry
+ * instead of the call, move no border and change no bit. */
 static int64_t chunk_tokens(const unit_work *w, int64_t start)
 {
     int64_t tokens = w->plan->chunk, left = w->s->length - start;
     if (tokens == 0)
         return left;
-    if (start == 0 && w->first_pair == 1)
-        tokens++;
+    if (start == 0)
+        tokens -= w->s->seen % tokens;
     return tokens < left ? tokens : left;
 }
 

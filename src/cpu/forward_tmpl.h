@@ -57,16 +57,6 @@ static void copy_state(const unit_work *w, const fwa_carry *out)
         fwa_carry_copy(&w->carry->norm, w->s->slot_in, &out->norm, w->s->slot_out, w->u.head, 1);
 }
 
-/* A padded row: its outputs are zeros. */
-static void clear_outputs(const unit_work *w, const fwa_tensor *o)
-{
-    static const float zero[FWA_COLUMNS_LIMIT];
-    int64_t t;
-    for (t = 0; t < w->s->length; t++)
-        fwa_store_f32(o, fwa_at3(o, w->s->row, w->s->first + t, w->u.head) + w->u.column,
-                      w->u.columns, zero);
-}
-
 /* The masked form's weights of one value column (or of the head): m[t,j] = gamma_t m[t-1,j] +
  * kappa_t for j in the window; row t is what token t reads. */
 static void store_mask_column(const unit_work *w, const fwa_tensor *mask, int64_t base,
@@ -98,6 +88,25 @@ static void store_mask(const unit_work *w, const fwa_tensor *mask)
         store_mask_column(w, mask, fwa_at2(mask, w->s->row, w->u.head), 0);
     for (i = 0; w->per_channel && i < w->u.columns; i++)
         store_mask_column(w, mask, fwa_at3(mask, w->s->row, w->u.head, w->u.column + i), i);
+}
+
+/* A padded row: its outputs are zeros. */
+static void clear_outputs(const unit_work *w, const fwa_forward_args *args)
+{
+    static const float zero[FWA_COLUMNS_LIMIT];
+    const fwa_tensor *o = &args->o, *mask = &args->mask;
+    int32_t masks = !fwa_present(mask) ? 0 : w->per_channel ? w->u.columns : w->u.column == 0, i;
+    int64_t t;
+    for (t = 0; t < w->s->length; t++)
+        fwa_store_f32(o, fwa_at3(o, w->s->row, w->s->first + t, w->u.head) + w->u.column,
+                      w->u.columns, zero);
+    for (i = 0; i < masks; i++) {
+        int64_t base = w->per_channel ? fwa_at3(mask, w->s->row, w->u.head, w->u.column + i)
+                                      : fwa_at2(mask, w->s->row, w->u.head);
+        memset(w->c->mask, 0, sizeof(float) * (size_t)w->s->length);
+        for (t = 0; t < w->s->length; t++)
+            fwa_store_f32(mask, base + t * mask->stride[mask->rank - 2], w->s->length, w->c->mask);
+    }
 }
 
 /* The carry after `commit` tokens, in the middle of a chunk: tokens behind it are not looked at. */
@@ -146,7 +155,7 @@ static void FWA_KERNEL(forward)(const fwa_cpu_plan *plan, const fwa_call *call, 
     int64_t start = 0, index = 0, tokens;
     if (s->padded) {
         if (args)
-            clear_outputs(&w, &args->o);
+            clear_outputs(&w, args);
         return;
     }
     load_state(&w);

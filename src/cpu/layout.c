@@ -37,7 +37,7 @@ size_t fwa_cpu_chunk_layout(const fwa_cpu_plan *plan, int64_t tokens, bool backw
     const int64_t window = p->window, dim = p->key_dim;
     const bool regression = p->objective == FWA_OBJECTIVE_REGRESSION;
     arena a = {base, 0};
-    int64_t capacity = plan->chunk && plan->chunk + 1 < tokens ? plan->chunk + 1 : tokens;
+    int64_t capacity = plan->chunk && plan->chunk < tokens ? plan->chunk : tokens;
     int64_t pairs = capacity + window - 1, row;
     memset(c, 0, sizeof *c);
     c->capacity = capacity;
@@ -93,13 +93,15 @@ size_t fwa_cpu_chunk_layout(const fwa_cpu_plan *plan, int64_t tokens, bool backw
     return a.size;
 }
 
+/* A sequence whose first and last chunk are cut short has at most two segments more than whole ones
+ * fit into its length. */
 int64_t fwa_cpu_first_segment(const fwa_cpu_plan *plan, const fwa_sequence *s)
 {
-    return plan->segment ? s->before / (plan->segment * plan->chunk) + s->index : s->index;
+    return plan->segment ? s->before / (plan->segment * plan->chunk) + 2 * s->index : s->index;
 }
 
 int64_t fwa_cpu_segments(const fwa_cpu_plan *plan, const fwa_extent *e)
 {
     int64_t tokens = e->batch * e->tokens;
-    return plan->segment ? tokens / (plan->segment * plan->chunk) + e->sequences : e->sequences;
+    return plan->segment ? tokens / (plan->segment * plan->chunk) + 2 * e->sequences : e->sequences;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every tensor and the workspace against a page that cannot be touched, for each form and for sizes
  * around those of tiles and chunks (B019, B022, B025, B028, B107). The outputs must be those that a
- * call with margins gives. */
+ * call with margins gives. SIZES, the number of combinations, comes from the build; FWA_TEST_FULL tries
+ * them all. */
 
 #include "support.h"
 
@@ -100,22 +101,22 @@ static void sweep(const char *backend, int form, int64_t some)
 
 Test(guards, recurrent, .timeout = 3600)
 {
-    sweep("cpu", FWA_FORM_RECURRENT, 30);
+    sweep("cpu", FWA_FORM_RECURRENT, SIZES);
 }
 
 Test(guards, masked, .timeout = 3600)
 {
-    sweep("cpu", FWA_FORM_MASKED, 30);
+    sweep("cpu", FWA_FORM_MASKED, SIZES);
 }
 
 Test(guards, chunked, .timeout = 3600)
 {
-    sweep("cpu", FWA_FORM_CHUNKED, 30);
+    sweep("cpu", FWA_FORM_CHUNKED, SIZES);
 }
 
 Test(guards, reference, .timeout = 3600)
 {
-    sweep("reference", FWA_FORM_RECURRENT, 20);
+    sweep("reference", FWA_FORM_RECURRENT, SIZES / 2);
 }
 
 /* Packed sequences, with lengths around those of chunks, and pools that are exactly sized. */

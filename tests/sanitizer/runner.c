@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs Criterion's tests one after another in this process. Linked into the test programs of the
- * sanitizer builds, where it takes the place of Criterion's own runner, whose sandbox
+/* Runs Criterion's tests one after another, each in a forked child. Linked into the test programs of
+ * the sanitizer builds, where it takes the place of Criterion's own runner, whose sandbox
  *   - maps memory at addresses that ThreadSanitizer does not allow, and
- *   - ends each test's process without the exit handlers that report leaks.
- * It defines the functions that Criterion's macros call, so nothing of Criterion's runner is used.
- * A failed assertion ends its test; a crash ends the program, which then has printed fewer results
- * than it announced. Output: TAP on the standard output, messages on the standard error.
+ *   - ends each test's process without looking for leaks.
+ * It defines the functions that Criterion's macros call, so nothing of Criterion's runner is used. A
+ * sanitizer's report fails its test. Output: TAP on the standard output, messages on the standard
+ * error.
  *
- * Usage: PROGRAM [--filter SUITE/TEST], with wildcards as in fnmatch(3); other options are ignored.
- */
+ * Usage: PROGRAM [--filter SUITE/TEST], with wildcards as in fnmatch(3); other options are ignored. */
 
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
@@ -44,6 +43,9 @@ static const struct criterion_suite *current_suite;
 static void *current_parameter;
 static jmp_buf test_end;
 static atomic_int failures; /* of the current test; assertions may run on any thread */
+static int all_good = 1;
+
+#define FAILED 99 /* exit status of a test */
 
 /* ---- What Criterion's macros call ---- */
 
@@ -153,55 +155,41 @@ void __tsan_on_report(void *report)
     atomic_fetch_add(&failures, 1);
 }
 
-static void check_leaks(void)
-{
-#ifdef HAVE_LEAK_CHECK
-    /* A leak stays one, so what comes after the first is not known. */
-    static int leaked;
-    if (!leaked && __lsan_do_recoverable_leak_check()) {
-        leaked = 1;
-        atomic_fetch_add(&failures, 1);
-    }
-#endif
-}
-
 static int run_here(void)
 {
-    atomic_store(&failures, 0);
     if (setjmp(test_end) == 0) {
         current->test();
-        check_leaks(); /* a test that gives up midway frees nothing */
+#ifdef HAVE_LEAK_CHECK
+        /* A test that gave up midway has freed nothing: its leaks say nothing. */
+        if (atomic_load(&failures) == 0 && __lsan_do_recoverable_leak_check())
+            atomic_fetch_add(&failures, 1);
+#endif
     }
     return atomic_load(&failures) == 0;
 }
 
-/* A test that must end its process, in a child. */
-static int run_in_child(int signal, int exit_code)
+/* Runs the current test in a child of this process, which itself stays as it is. */
+static void run_one(void *parameter)
 {
-    int status = 0;
+    const struct criterion_test_extra_data *data = current->data;
+    int status = 0, good;
     pid_t child;
     fflush(stdout);
     child = fork();
     if (child == 0) {
-        int good = run_here();
-        _exit(good ? 0 : 99);
+        current_parameter = parameter;
+        _exit(run_here() ? 0 : FAILED);
     }
-    if (child < 0 || waitpid(child, &status, 0) != child)
-        return 0;
-    if (signal)
-        return WIFSIGNALED(status) && WTERMSIG(status) == signal;
-    return WIFEXITED(status) && WEXITSTATUS(status) == exit_code;
-}
-
-static void run_one(void *parameter)
-{
-    const struct criterion_test_extra_data *data = current->data;
-    int good;
-    current_parameter = parameter;
-    good = data->signal || data->exit_code ? run_in_child(data->signal, data->exit_code)
-                                           : run_here();
+    good = child > 0 && waitpid(child, &status, 0) == child;
+    if (data->signal)
+        good = good && WIFSIGNALED(status) && WTERMSIG(status) == data->signal;
+    else
+        good = good && WIFEXITED(status) && WEXITSTATUS(status) == data->exit_code;
+    if (!good && child > 0 && !(WIFEXITED(status) && WEXITSTATUS(status) == FAILED))
+        fprintf(stderr, "%s/%s: ended with wait status 0x%x\n", current->category, current->name,
+                (unsigned)status);
     printf("%s - %s::%s\n", good ? "ok" : "not ok", current->category, current->name);
-    fflush(stdout);
+    all_good = all_good && good;
 }
 
 /* Runs the current test, or only counts its runs. */
@@ -244,7 +232,6 @@ int main(int argc, char **argv)
         if (strcmp(argv[i], "--filter") == 0)
             filter = argv[i + 1];
     printf("TAP version 13\n1..%zu\n", visit_all(filter, 0));
-    fflush(stdout);
     visit_all(filter, 1);
-    return 0;
+    return !all_good;
 }
