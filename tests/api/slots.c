@@ -282,6 +282,29 @@ Test(slots, all_padded)
     check_pattern(&(plan_of_slots){.rows = 3, .in = {-1, -1, -1}});
 }
 
+/* The mask is an output as well. */
+Test(slots, mask_of_padded_rows)
+{
+    static const int32_t in[] = {1, -1, 2}, out[] = {-1, 3, 2};
+    for (int i = 0; i < VARIANTS; i++) {
+        setup s = variant("cpu", i);
+        s.problem.form = FWA_FORM_MASKED;
+        s.mask = true;
+        s.batch = 3;
+        s.rows_in = s.rows_out = 4;
+        call *c = call_new(&s, FWA_PASS_FORWARD);
+        call_integers(c, "slot_in", 3, in);
+        call_integers(c, "slot_out", 3, out);
+        call_ok(c);
+        for (int row = 0; row < 3; row++) {
+            fwa_tensor mask = tensor_rows(&c->forward.mask, row, 1);
+            cr_assert(tensor_finite(&mask), "mask of row %d, variant %d", row, i);
+            cr_assert_eq(tensor_all(&mask, 0), row < 2, "mask of row %d, variant %d", row, i);
+        }
+        call_free(c);
+    }
+}
+
 Test(slots, fresh)
 {
     check_pattern(&(plan_of_slots){.rows = 3, .in = {-2, 4, -2}, OUT = {6, 4, 8}});

@@ -536,7 +536,7 @@ Test(threads, fork_with_parallel_for)
     s.threads = 3;
     call *c = call_new(&s, FWA_PASS_FORWARD), *again = call_new(&s, FWA_PASS_FORWARD);
     int64_t lanes = 0;
-    use_parallel_for(again, run_threads, &lanes);
+    use_parallel_for(again, run_reversed, &lanes);
     call_ok(c);
     pid_t child = fork();
     cr_assert_geq(child, 0);
@@ -569,6 +569,7 @@ Test(threads, affinity)
     context = make_context("cpu", 3);
     cr_assert_eq(fwa_context_threads(context), 3);
     fwa_context_destroy(context);
+    cr_assert_eq(sched_setaffinity(0, sizeof all, &all), 0);
 }
 
 /* The threads that a new process gets with this OMP_NUM_THREADS. */
