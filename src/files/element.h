@@ -37,9 +37,12 @@ static inline void element_set(int32_t dtype, void *data, int64_t i, double valu
 
 static inline double element_round(int32_t dtype, double value)
 {
-    double store;
-    element_set(dtype, &store, 0, value);
-    return element_get(dtype, &store, 0);
+    switch (dtype) {
+    case FWA_DTYPE_F64: return value;
+    case FWA_DTYPE_F32: return (double)(float)value;
+    case FWA_DTYPE_BF16: return (double)fwa_bf16_to_float(fwa_bf16_from_float((float)value));
+    default: return (double)fwa_f16_to_float(fwa_f16_from_float((float)value));
+    }
 }
 
 #endif
