@@ -613,3 +613,36 @@ Test(invariance, guard_pages)
             conformance_data_free(&data);
         }
 }
+
+/* A query is nothing to the gradients of keys that come after it, nor a key to those of queries
+ * before it. */
+static void nan_and_gradients(const engine *e)
+{
+    const int64_t bad = 19;
+    for (int rule = next_rule(e, -1); rule < FACTOR_RULES; rule = next_rule(e, rule))
+        for (uint64_t seed = 62; seed <= 64; seed += 2) { /* reads before, and after the write */
+            conformance_data clean = rule_data(e, rule, rule % 2, 1, 40, seed);
+            conformance_data want = run_engine(e, &clean, 1);
+            conformance_data dirty = conformance_data_copy(&clean);
+            get(&dirty, "q")[bad * 4 * D + 3] = NAN;
+            conformance_data got = run_engine(e, &dirty, 1);
+            expect_equal(e, "NaN in q: dk behind", get(&got, "dk") + (bad + 1) * 2 * D,
+                         get(&want, "dk") + (bad + 1) * 2 * D, (39 - bad) * 2 * D);
+            conformance_data_free(&got);
+            conformance_data_free(&dirty);
+            dirty = conformance_data_copy(&clean);
+            get(&dirty, "k")[bad * 2 * D + 3] = NAN;
+            got = run_engine(e, &dirty, 1);
+            expect_equal(e, "NaN in k: dq before", get(&got, "dq"), get(&want, "dq"), bad * 4 * D);
+            conformance_data_free(&got);
+            conformance_data_free(&dirty);
+            conformance_data_free(&want);
+            conformance_data_free(&clean);
+        }
+}
+
+Test(invariance, nan_and_gradients)
+{
+    for (int i = 0; i < ENGINES; i++)
+        nan_and_gradients(&engines[i]);
+}

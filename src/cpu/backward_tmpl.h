@@ -47,7 +47,11 @@ static void load_output_grads(const unit_work *w, const fwa_tensor *o_grad)
                      w->u.columns, row);
         if (w->p->normalizer) {
             float denominator = o[w->u.columns] + (float)w->p->eps_attn;
-            float inverse = denominator != 0 ? 1 / denominator : 0, along = 0;
+            float inverse = 1 / denominator, along = 0;
+            if (denominator == 0) { /* nothing flows back */
+                memset(row, 0, sizeof(float) * (size_t)c->stride);
+                continue;
+            }
             for (i = 0; i < w->u.columns; i++) {
                 row[i] *= scale * inverse;
                 along -= row[i] * o[i] * inverse;
@@ -105,7 +109,7 @@ static void window_back(const unit_work *w, int64_t t, int64_t low, int64_t coun
     const float *gamma = c->gamma + t * c->stride, *kappa = c->kappa + t * c->stride;
     float *gamma_grad = c->gamma_grad, *kappa_grad = c->kappa_grad, *scaled = c->scaled;
     int64_t i, j, n;
-    for (j = 0; j < count; j++) {
+    for (j = window_leaves(w, t, count); j < count; j++) {
         float *y_grad = c->y_grad + (low + j) * c->stride;
         add_products(gamma_grad, y_grad, c->y_trace + (t * w->window + j) * c->stride, c->stride);
         for (n = 0; n < c->stride; n += FWA_LANES) {
@@ -293,17 +297,19 @@ static void start_back(const unit_work *w)
     const int64_t rows = w->pairs - w->first, dim = w->p->key_dim, f = w->first;
     const float *x = c->x + f * c->dim_stride;
     float *x_grad = c->x_grad + f * c->dim_stride;
-    const operand scores = {c->scores_grad + f, c->pair_stride, 1};
-    const operand scores_t = {c->scores_grad + f, 1, c->pair_stride};
+    /* Where reads come first, token 0 reads no pair, and token t as many as token t - 1 otherwise. */
+    const int64_t skip = w->before, reads = w->tokens - skip;
+    const operand scores = {c->scores_grad + skip * c->pair_stride + f, c->pair_stride, 1};
     const operand gram = {c->gram_grad + f * c->pair_stride + f, c->pair_stride, 1};
     const operand gram_t = {gram.a, 1, c->pair_stride};
     const operand x_t = {x, 1, c->dim_stride}, q_t = {c->q, 1, c->dim_stride};
     inner_products(w->tokens, dim, c->stride, c->z0_grad, c->stride, c->state, c->stride, c->q_grad,
                    c->dim_stride, false);
-    product(w->tokens, c->dim_stride, rows, scores, x, c->dim_stride, c->q_grad, c->dim_stride,
-            c->ones);
-    product(rows, c->dim_stride, w->tokens, scores_t, c->q, c->dim_stride, x_grad, c->dim_stride,
-            c->ones);
+    product_below(reads, c->dim_stride, w->window - f, scores, x, c->dim_stride,
+                  c->q_grad + skip * c->dim_stride, c->dim_stride, c->ones);
+    product_below_transposed(rows, c->dim_stride, reads, w->window - f, scores,
+                             c->q + skip * c->dim_stride, c->dim_stride, x_grad, c->dim_stride,
+                             c->ones);
     product(dim, c->stride, w->tokens, q_t, c->z0_grad, c->stride, c->state_grad, c->stride,
             c->decay); /* decay holds the whole chunk's Gamma */
     if (!w->regression)
@@ -359,10 +365,10 @@ static void backward_chunk(unit_work *w, int64_t start, const fwa_backward_args 
     for (t = w->tokens - 1; t >= 0; t--) {
         int64_t p = t + w->window - 1;
         if (!w->before)
-            read_back(w, t, p + 1, t + 1);
+            read_back(w, t, rows_read(w, t), t + 1);
         write_back(w, t);
         if (w->before)
-            read_back(w, t, p, t);
+            read_back(w, t, rows_read(w, t), t);
         if (w->regression && p >= w->first)
             enter_back(w, t);
         steps_back(w, t, &args->beta_grad, gate_grads + t * 3);

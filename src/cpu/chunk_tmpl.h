@@ -313,6 +313,13 @@ static inline __attribute__((always_inline)) strip walk_residual(const unit_work
     return r;
 }
 
+/* Window pairs of token t whose predictions nobody asks for after its step: the one that leaves,
+ * and at a chunk's end all. */
+static inline int64_t window_leaves(const unit_work *w, int64_t t, int64_t count)
+{
+    return t + 1 == w->tokens ? count : count == w->window;
+}
+
 /* The window's predictions after the step: y_j = gamma y_j + kappa sum_i G[j,i] r_i. The residuals
  * stand in rows of `residual`. */
 static inline __attribute__((always_inline)) void walk_window(const unit_work *w, int64_t t,
@@ -325,7 +332,7 @@ static inline __attribute__((always_inline)) void walk_window(const unit_work *w
     const strip kappa = strip_load(c->kappa + t * c->stride + at, U);
     int64_t i, j;
     int u;
-    for (j = low; j < low + count; j++) {
+    for (j = low + window_leaves(w, t, count); j < low + count; j++) {
         strip y = strip_load(c->y + j * c->stride + at, U), sum;
         FOR_STRIP sum.v[u] = splat(0);
         for (i = low; i < low + count; i++) {
@@ -385,6 +392,13 @@ static inline __attribute__((always_inline)) void walk_trace(const unit_work *w,
     }
 }
 
+/* Rows [first, ..) of w that token t reads. At a chunk's start all are still zero: none. */
+static inline int64_t rows_read(const unit_work *w, int64_t t)
+{
+    int64_t p = t + w->window - 1;
+    return !w->before ? p + 1 : t == 0 ? w->first : p;
+}
+
 static inline __attribute__((always_inline)) void walk_token(const unit_work *w, int64_t t,
                                                              int64_t at, const int U)
 {
@@ -392,12 +406,12 @@ static inline __attribute__((always_inline)) void walk_token(const unit_work *w,
     if (w->regression && p >= w->first)
         walk_enter(w, p, at, U);
     if (w->before)
-        walk_read(w, t, p, at, U);
+        walk_read(w, t, rows_read(w, t), at, U);
     if (w->c->w_trace)
         walk_trace(w, t, at, U);
     walk_write(w, t, p, at, U);
     if (!w->before)
-        walk_read(w, t, p + 1, at, U);
+        walk_read(w, t, rows_read(w, t), at, U);
 }
 
 /* Runs `run(w, t, at, U)` for tokens [from, to) on every strip of columns. */

@@ -103,6 +103,46 @@ static void product(int64_t rows, int64_t width, int64_t depth, operand a, const
                         keep ? keep + at : NULL);
 }
 
+/* C += A B for a trapezoid A: row r has first + r columns. Neither what A holds beyond them nor the
+ * rows of B there are looked at: zero times NaN is NaN. `ones` is [width]. */
+static void product_below(int64_t rows, int64_t width, int64_t first, operand a, const float *b,
+                          int64_t b_stride, float *c, int64_t c_stride, const float *ones)
+{
+    int64_t row, i;
+    for (row = 0; row < rows; row += 4) {
+        int64_t some = rows - row < 4 ? rows - row : 4, depth = first + row;
+        operand block = {a.a + row * a.row, a.row, a.column};
+        product(some, width, depth, block, b, b_stride, c + row * c_stride, c_stride, ones);
+        for (i = 1; i < some; i++) {
+            operand rest = {block.a + i * a.row + depth * a.column, a.row, a.column};
+            product(1, width, i, rest, b + depth * b_stride, b_stride, c + (row + i) * c_stride,
+                    c_stride, ones);
+        }
+    }
+}
+
+/* C += A^T B for the same A [depth rows]: row r of C has what row r of A^T begins with at column
+ * r + 1 - first. */
+static void product_below_transposed(int64_t rows, int64_t width, int64_t depth, int64_t first,
+                                     operand a, const float *b, int64_t b_stride, float *c,
+                                     int64_t c_stride, const float *ones)
+{
+    int64_t row, i;
+    for (row = 0; row < rows; row += 4) {
+        int64_t some = rows - row < 4 ? rows - row : 4;
+        int64_t all = row + some - first > 0 ? row + some - first : 0; /* from here on, all rows */
+        operand block = {a.a + row * a.column + all * a.row, a.column, a.row};
+        for (i = 0; i < some; i++) {
+            int64_t from = row + i + 1 - first > 0 ? row + i + 1 - first : 0;
+            operand part = {a.a + (row + i) * a.column + from * a.row, a.column, a.row};
+            product(1, width, all - from, part, b + from * b_stride, b_stride,
+                    c + (row + i) * c_stride, c_stride, ones);
+        }
+        product(some, width, depth - all, block, b + all * b_stride, b_stride, c + row * c_stride,
+                c_stride, ones);
+    }
+}
+
 static inline __attribute__((always_inline)) void inner_tile(int R, int Q, int64_t depth,
                                                              const float *a, int64_t a_stride,
                                                              const float *b, int64_t b_stride,
