@@ -37,7 +37,8 @@ typedef struct fwa_message {
 } fwa_message;
 
 /* Runs task(data, lane) once for every lane in [0, lanes), possibly at once, and returns when all
- * are done. A lane never waits for another, so lanes may also run one after another. */
+ * are done. A lane never waits for another, so lanes may also run one after another. In a team this
+ * is also where the members wait for each other: forward and backward call it at least once. */
 typedef struct fwa_executor fwa_executor;
 struct fwa_executor {
     int32_t lanes;

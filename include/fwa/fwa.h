@@ -93,8 +93,9 @@ extern "C" {
  * T. An input may have any stride on the outer axes, 0 included (broadcast); its last axis has
  * stride 1 or 0. An output has positive, non-overlapping strides and stride 1 on the last axis. A
  * carry's state may have any stride on its last axis too, so pools that are kept value-major, [N,
- * Hv, V, D], are passed as a transposed view. An axis of extent 1 may have any stride. D and V run
- * from 1 to 256, the window from 1 to 32. All offsets are 64-bit.
+ * Hv, V, D], are passed as a transposed view. A vector (cu_seqlens, seen, slots, commit) may have
+ * any stride that is not negative, and an axis of extent 1 any at all. D and V run from 1 to 256,
+ * the window from 1 to 32. All offsets are 64-bit.
  *
  * Types
  * -----
