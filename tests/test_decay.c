@@ -78,6 +78,29 @@ Test(decay, limits)
     cr_expect_eq(fwa_decay_step_f32(&knobs, 1, 0, 0, 1).gamma, 1);
 }
 
+/* A carry is never above 1, and it is 1 where nothing is written: rounding of the denominator does
+ * not make a state grow. */
+Test(decay, no_growth)
+{
+    conformance_random random = conformance_random_seed(5);
+    for (int i = 0; i < 20000; i++) {
+        const fwa_decay_knobs_f32 knobs = {
+            .normalized = 1, .coupled = i % 2, .eps = i / 2 % 2 ? 1e-6f : 0.1f, .floor = 1};
+        const float energy = (float)conformance_random_between(&random, 1e-3, 4);
+        const float lambda = (float)conformance_random_between(&random, 0, 3);
+        const float beta = i % 3 ? (float)conformance_random_between(&random, 0, 1e-6) : 0;
+        fwa_decay_step_t_f32 step = fwa_decay_step_f32(&knobs, beta, lambda, 0, energy);
+        cr_assert_eq(step.clamped, 1, "beta %g, lambda %g, E %g", (double)beta, (double)lambda,
+                     (double)energy);
+        fwa_decay_knobs_f32 low = knobs;
+        low.floor = 1e-6f;
+        step = fwa_decay_step_f32(&low, beta, lambda, 0, energy);
+        cr_assert(beta == 0 ? step.gamma == 1 : step.gamma <= 1,
+                  "gamma is %.9g with beta %g, lambda %g, E %g", (double)step.gamma, (double)beta,
+                  (double)lambda, (double)energy);
+    }
+}
+
 /* Prefixes of thousands: the decay between two tokens keeps its digits, where plain float32 has an
  * error of 1e-3; it is never above 1, not even for gates of 0. */
 Test(decay, prefixes)

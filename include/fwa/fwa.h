@@ -131,9 +131,9 @@ extern "C" {
  * with the argument, its value and the limit. After an error nothing was written to any tensor.
  * The library never aborts, never prints and installs no handlers.
  *
- * The environment is read when a context is created, and only for two things: FWA_BACKEND_PATH, the
- * module directory, and FWA_CPU_ISA, which holds the CPU backend to "generic", "avx2" or "avx512"
- * kernels. Privileged programs ignore both.
+ * The environment is read when a context is created or backends are listed, and only for two
+ * things: FWA_BACKEND_PATH, the module directory, and FWA_CPU_ISA, which holds the CPU backend to
+ * "generic", "avx2" or "avx512" kernels. Privileged programs ignore both.
  *
  * After fork() a child may go on using its contexts and plans. If the parent had run a call on more
  * than one OpenMP thread, the child's calls run on one thread (OpenMP's pool does not survive a
@@ -269,7 +269,8 @@ typedef struct fwa_context_options {
 
 /* Makes a context; options may be NULL (the CPU, all threads). Backends are never chosen by what
  * the machine has, since the pointers of all calls must lie in the backend's memory. May load a
- * module. Errors: NULL, STRUCT_SIZE, VALUE, NO_BACKEND, ABI, DEVICE, MEMORY. Thread-safe. */
+ * module. Errors: NULL, STRUCT_SIZE, VALUE, NO_BACKEND, ABI, UNSUPPORTED (FWA_CPU_ISA names kernels
+ * that this machine cannot run), DEVICE, MEMORY. Thread-safe. */
 FWA_API fwa_status fwa_context_create(const fwa_context_options *options, fwa_context **context);
 /* Frees it; NULL is fine. Plans made from it must be gone. */
 FWA_API void fwa_context_destroy(fwa_context *context);
@@ -541,7 +542,8 @@ typedef struct fwa_backward_args {
     fwa_carry carry_in_grad; /* outputs, each optional (without seen); state has F32 (F64) */
     void *workspace;
     size_t workspace_size;
-    const void *saved; /* what the forward of the same arguments wrote, or NULL */
+    const void *saved; /* what the forward of the same arguments wrote, or NULL. Rows that its
+                          slot_out padded (-1) are not in it: then NULL */
     size_t saved_size;
     void *stream;
     const fwa_team *team;

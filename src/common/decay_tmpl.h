@@ -49,7 +49,8 @@ FWA_DEVICE FWA_DECAY(step_t)
     FWA_DECAY(step_t) step;
     FWA_REAL retention;
     step.lambda = knobs->coupled ? lambda_input * statistic : lambda_input;
-    step.denominator = knobs->normalized ? statistic + step.lambda + knobs->eps : 1;
+    /* Summed as in the retention, which so is never above 1, and 1 where beta is 0. */
+    step.denominator = knobs->normalized ? statistic + knobs->eps + step.lambda : 1;
     step.eta = step.denominator != 0 ? beta / step.denominator : 0;
     retention = FWA_DECAY(retention)(knobs, beta, step.eta, step.lambda, statistic,
                                      step.denominator);

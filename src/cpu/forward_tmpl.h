@@ -125,13 +125,15 @@ static void forward_chunk(unit_work *w, int64_t start, int64_t tokens, const fwa
     int64_t due = args ? w->s->commit - start : -1, from = 0;
     load_chunk(w, start, tokens);
     enter_chunk(w);
-    if (due > 0 && due <= tokens) {
+    if (due > 0 && due < tokens) {
         FOR_STRIPS(w, 0, due, walk_token);
         store_commit(w, &args->carry_out);
         from = due;
     }
     FOR_STRIPS(w, from, tokens, walk_token);
     leave_chunk(w, w->pairs, w->c->state);
+    if (due == tokens)
+        store_state(w, &args->carry_out, w->c->state);
     if (args)
         store_outputs(w, &args->o);
     if (args && fwa_present(&args->mask))
