@@ -14,7 +14,7 @@
 #define PROCESSOR_SHOWN 0.9  /* and so do calls that had the processor for less of their time */
 
 /* The state of one `fwa bench`. */
-typedef struct session {
+typedef struct bench_run {
     tool_engine engine;
     char *pass, *json;
     int list;
@@ -25,7 +25,7 @@ typedef struct session {
     tool_progress progress;
     int64_t done;
     atomic_file file; /* where --json goes; stream NULL: to no file */
-} session;
+} bench_run;
 
 static const tool_column columns[] = {
     {"problem", 20, 0}, {"min ms", 9, 1},  {"median", 9, 1}, {"spread", 6, 1}, {"cpu", 5, 1},
@@ -53,7 +53,7 @@ static void print_sets(void)
 }
 
 /* One argument: a set, or else a file. */
-static tool_exit add_problems(session *all, const char *name)
+static tool_exit add_problems(bench_run *all, const char *name)
 {
     const bench_set *set = bench_set_find(name);
     bench_message message;
@@ -68,7 +68,7 @@ static tool_exit add_problems(session *all, const char *name)
 }
 
 /* Keeps the problems of the pass that was asked for, and puts form and type over theirs. */
-static tool_exit select_problems(session *all)
+static tool_exit select_problems(bench_run *all)
 {
     int64_t kept = 0;
     int32_t form = FWA_FORM_AUTO, dtype = FWA_DTYPE_NONE, pass = -1;
@@ -99,12 +99,12 @@ static tool_exit select_problems(session *all)
 
 /* ---- Printing ---- */
 
-static int is_table(const session *all)
+static int is_table(const bench_run *all)
 {
     return all->json == NULL || strcmp(all->json, "-") != 0;
 }
 
-static void print_peak(const session *all, const char *name, bench_peak peak, const char *unit)
+static void print_peak(const bench_run *all, const char *name, bench_peak peak, const char *unit)
 {
     const double one = bench_meter_series(&all->meter, peak, 0)->greatest;
     printf("%s %.1f %s on 1 thread", name, one, unit);
@@ -113,7 +113,7 @@ static void print_peak(const session *all, const char *name, bench_peak peak, co
                all->meter.threads);
 }
 
-static void print_machine(const session *all)
+static void print_machine(const bench_run *all)
 {
     printf("libfwa %s, %s (%s), threads: %d\n", fwa_version_string(),
            fwa_context_backend(all->setup.context), fwa_context_device(all->setup.context),
@@ -128,7 +128,7 @@ static void print_machine(const session *all)
 }
 
 /* The least part of its time in which a timed problem had the processor. */
-static double least_processor(const session *all)
+static double least_processor(const bench_run *all)
 {
     double least = 1;
     for (int64_t i = 0; i < all->done; i++)
@@ -137,7 +137,7 @@ static double least_processor(const session *all)
     return least;
 }
 
-static void print_drift(const session *all)
+static void print_drift(const bench_run *all)
 {
     const bench_series *fma = bench_meter_series(&all->meter, BENCH_PEAK_FMA, 1);
     const int uncertain = bench_meter_drift(&all->meter) > DRIFT_SHOWN ||
@@ -200,7 +200,7 @@ static void print_result(const bench_result *result)
 
 static void show_phase(void *user, const char *what)
 {
-    session *all = user;
+    bench_run *all = user;
     char line[96];
     snprintf(line, sizeof line, "%s: %s", all->problems.problems[all->done].name, what);
     tool_progress_show(&all->progress, all->done, line);
@@ -213,7 +213,7 @@ static void sample_peaks(bench_meter *meter)
             bench_meter_sample(meter, (bench_peak)peak, all);
 }
 
-static tool_exit begin_meter(session *all)
+static tool_exit begin_meter(bench_run *all)
 {
     const char *backend = fwa_context_backend(all->setup.context);
     bench_message message;
@@ -228,7 +228,7 @@ static tool_exit begin_meter(session *all)
     return TOOL_OK;
 }
 
-static tool_exit begin(session *all)
+static tool_exit begin(bench_run *all)
 {
     safetensors_message message;
     tool_exit code = tool_context("reference", all->engine.threads, &all->setup.reference);
@@ -249,7 +249,7 @@ static tool_exit begin(session *all)
     return begin_meter(all);
 }
 
-static tool_exit write_json(session *all)
+static tool_exit write_json(bench_run *all)
 {
     safetensors_message message;
     if (all->json == NULL)
@@ -268,7 +268,7 @@ static tool_exit write_json(session *all)
     return TOOL_OUTPUT;
 }
 
-static tool_exit measure_all(session *all)
+static tool_exit measure_all(bench_run *all)
 {
     tool_exit code = TOOL_OK;
     all->setup.phase = show_phase;
@@ -302,7 +302,7 @@ static tool_exit measure_all(session *all)
     return code;
 }
 
-static tool_exit run(session *all, const char *const *names)
+static tool_exit run(bench_run *all, const char *const *names)
 {
     static const char *const standard[] = {DEFAULT_SET, NULL};
     tool_exit code = TOOL_OK;
@@ -331,7 +331,7 @@ static tool_exit run(session *all, const char *const *names)
 
 int tool_bench(int argc, const char **argv)
 {
-    session all = {.setup = {.seconds = 1}};
+    bench_run all = {.setup = {.seconds = 1}};
     poptContext context;
     const char *const *arguments;
     const struct poptOption options[] = {

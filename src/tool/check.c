@@ -18,13 +18,13 @@ typedef struct selection {
 } selection;
 
 /* The state of one `fwa check`. */
-typedef struct session {
+typedef struct check_run {
     selection want;
     fwa_context *context, *reference;
     int64_t count[CONFORMANCE_FAILED + 1]; /* by conformance_verdict */
     json_t *rows;                          /* NULL: not wanted */
     tool_progress progress;
-} session;
+} check_run;
 
 static const int32_t forms[] = {FWA_FORM_RECURRENT, FWA_FORM_MASKED, FWA_FORM_CHUNKED};
 static const char *const verdicts[] = {"ok", "gap", "FAIL"};
@@ -38,7 +38,7 @@ static int is_wanted(const selection *want, const conformance_case *c, int32_t f
            (want->filter == NULL || fnmatch(want->filter, c->name, 0) == 0);
 }
 
-static void add_row(session *all, const conformance_case *c, int32_t form,
+static void add_row(check_run *all, const conformance_case *c, int32_t form,
                     const conformance_result *result)
 {
     /* JSON has no infinity: a comparison that found NaN has no numbers. */
@@ -55,7 +55,7 @@ static void add_row(session *all, const conformance_case *c, int32_t form,
     json_array_append_new(all->rows, row);
 }
 
-static void report(session *all, const conformance_case *c, int32_t form,
+static void report(check_run *all, const conformance_case *c, int32_t form,
                    const conformance_result *result)
 {
     all->count[result->verdict]++;
@@ -72,7 +72,7 @@ static void report(session *all, const conformance_case *c, int32_t form,
     }
 }
 
-static void check_case(session *all, const conformance_case *c, int64_t index)
+static void check_case(check_run *all, const conformance_case *c, int64_t index)
 {
     conformance_answer answer = {0};
     for (int64_t i = 0; i < FORMS; i++) {
@@ -87,7 +87,7 @@ static void check_case(session *all, const conformance_case *c, int64_t index)
     conformance_answer_free(&answer);
 }
 
-static void check_all(session *all)
+static void check_all(check_run *all)
 {
     conformance_case *cases = conformance_cases();
     const int64_t count = conformance_case_count();
@@ -98,7 +98,7 @@ static void check_all(session *all)
     free(cases);
 }
 
-static void summarise(session *all)
+static void summarise(check_run *all)
 {
     const char *backend = fwa_context_backend(all->context);
     const long long passed = all->count[CONFORMANCE_PASSED], gaps = all->count[CONFORMANCE_GAP];
@@ -118,7 +118,7 @@ static void summarise(session *all)
     json_decref(root);
 }
 
-static tool_exit run(session *all)
+static tool_exit run(check_run *all)
 {
     tool_exit code = tool_form(all->want.engine.form, &all->want.form);
     if (code == TOOL_OK)
@@ -144,7 +144,7 @@ static tool_exit run(session *all)
 
 int tool_check(int argc, const char **argv)
 {
-    session all = {0};
+    check_run all = {0};
     poptContext context;
     const char *const *arguments;
     const struct poptOption options[] = {
