@@ -258,7 +258,7 @@ typedef struct fwa_context_options {
     const char *backend; /* "cpu" (NULL means this), "reference", or a module: "cuda", "hip" */
     int32_t device;      /* index of the backend's device, default 0 */
     int32_t threads; /* most threads a call uses, 1 to 4096; 0: what OpenMP, the affinity mask and
-                        a control group's quota allow when the context is created */
+                        a control group's quota (version 2) allow when the context is created */
     fwa_parallel_for parallel_for; /* NULL: OpenMP. Else calls run `threads` tasks through this */
     void *parallel_for_user;       /* handed to parallel_for */
 } fwa_context_options;

@@ -17,6 +17,8 @@ static fwa_status open_device(fwa_context *context, int32_t device)
     fwa_message message = {""};
     fwa_status status;
     int32_t count = context->backend->device_count();
+    if (count <= 0)
+        return fwa_fail(FWA_ERROR_DEVICE, "backend %s has no device", context->backend->name);
     if (device < 0 || device >= count)
         return fwa_fail(FWA_ERROR_VALUE, "options->device is %d; backend %s has %d devices",
                         (int)device, context->backend->name, (int)count);
@@ -49,6 +51,8 @@ fwa_status fwa_context_create(const fwa_context_options *options, fwa_context **
         return fwa_fail(FWA_ERROR_MEMORY, "no memory for a context");
     context->backend = backend;
     context->threads = options->threads ? options->threads : fwa_default_threads();
+    if (context->threads > THREADS_LIMIT)
+        context->threads = THREADS_LIMIT;
     context->parallel_for = options->parallel_for;
     context->parallel_for_user = options->parallel_for_user;
     status = open_device(context, options->device);

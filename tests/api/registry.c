@@ -192,8 +192,7 @@ Test(registry, no_device)
 {
     fwa_backend_info info;
     use_modules();
-    expect_message(try_backend("idle"), FWA_ERROR_VALUE, "options->device is 0", "idle",
-                   "0 devices");
+    expect_message(try_backend("idle"), FWA_ERROR_DEVICE, "backend idle has no device");
     cr_assert_geq(find_info("idle", &info), 4);
     cr_assert_eq(info.available, 0);
     cr_assert_eq(info.device_count, 0);
