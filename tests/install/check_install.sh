@@ -7,6 +7,7 @@
 # BUILD: a compiled build folder. WORK: a folder for this test's programs; it is replaced. DESTDIR: where
 # to stage the installation, as packagers do; without it, it goes to the prefix of the build.
 set -u
+export CMAKE_GENERATOR=Ninja # a bare machine has no make
 
 build=$(realpath "$1") destdir=${3-}
 source=$(realpath "$(dirname "$0")/../..")
