@@ -18,6 +18,10 @@ option() {
 }
 prefix=$(option prefix) library=$(option libdir) kind=$(option default_library) tool=$(option tool)
 version=$(sed -n "s/^ *version: '\([0-9.]*\)',$/\1/p" "$source/meson.build" | head -n 1)
+if [ -z "$prefix" ] || [ -z "$library" ] || [ -z "$version" ]; then
+    echo "Bail out! $build is no build of this project"
+    exit 1
+fi
 root=$destdir$prefix
 modules=$prefix/$library/fwa/backends0
 
@@ -115,7 +119,8 @@ cmake_project() {
 # A package whose library is gone says so, instead of failing at the link.
 cmake_broken() {
     local copy=$work/broken
-    mkdir -p "$copy" && cp -a "$root/." "$copy" && rm "$copy/$library"/libfwa.* || return 1
+    mkdir -p "$copy/include" "$copy/$library/cmake" && cp -a "$root/include/fwa" "$copy/include" &&
+        cp -a "$root/$library/cmake/fwa" "$copy/$library/cmake" || return 1
     ! cmake -S "$source/tests/install" -B "$work/cmake-broken" -DCMAKE_PREFIX_PATH="$copy" \
         -DCMAKE_LIBRARY_ARCHITECTURE="${library#lib/}" -DFWA_EXPECTED_VERSION="$version" \
         -DFIRST_SOURCE="$source/examples/first.c" || return 1
