@@ -42,9 +42,10 @@ FWA_DEVICE FWA_REAL FWA_DECAY(retention)(const FWA_DECAY(knobs) * knobs, FWA_REA
     return (statistic + knobs->eps + lambda * (1 - beta)) / denominator;
 }
 
+/* The step for a gate that is given as such, not as its logarithm. */
 FWA_DEVICE FWA_DECAY(step_t)
-    FWA_DECAY(step)(const FWA_DECAY(knobs) * knobs, FWA_REAL beta, FWA_REAL lambda_input,
-                    FWA_REAL log_gate, FWA_REAL statistic)
+    FWA_DECAY(step_of_gate)(const FWA_DECAY(knobs) * knobs, FWA_REAL beta, FWA_REAL lambda_input,
+                            FWA_REAL gate, FWA_REAL statistic)
 {
     FWA_DECAY(step_t) step;
     FWA_REAL retention;
@@ -55,9 +56,17 @@ FWA_DEVICE FWA_DECAY(step_t)
     retention = FWA_DECAY(retention)(knobs, beta, step.eta, step.lambda, statistic,
                                      step.denominator);
     step.clamped = retention <= knobs->floor;
-    step.gate = FWA_DECAY_EXP(FWA_DECAY(clip_gate)(log_gate));
+    step.gate = gate;
     step.gamma = (step.clamped ? knobs->floor : retention) * step.gate;
     return step;
+}
+
+FWA_DEVICE FWA_DECAY(step_t)
+    FWA_DECAY(step)(const FWA_DECAY(knobs) * knobs, FWA_REAL beta, FWA_REAL lambda_input,
+                    FWA_REAL log_gate, FWA_REAL statistic)
+{
+    return FWA_DECAY(step_of_gate)(knobs, beta, lambda_input,
+                                   FWA_DECAY_EXP(FWA_DECAY(clip_gate)(log_gate)), statistic);
 }
 
 /* log gamma of the same step: log(floor) + log_gate where clamped, else log1p(-eta lambda) +

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Included by host.h once per floating-point type; no include guard. */
 
-/* Reads n elements that start at `offset` into dense reals; the last axis may have any stride. */
-static inline void FWA_HOST(load)(const fwa_tensor *t, int64_t offset, int64_t n, FWA_REAL *to)
+/* Converts n elements, `step` apart, that begin at `at`. */
+static inline __attribute__((always_inline)) void
+FWA_HOST(load_from)(const char *at, int32_t dtype, int64_t step, int64_t n, FWA_REAL *to)
 {
-    const char *at = fwa_element(t, offset);
-    int64_t i, step = n > 1 ? t->stride[t->rank - 1] : 1;
-    switch (t->dtype) {
+    int64_t i;
+    switch (dtype) {
     case FWA_DTYPE_F32:
         for (i = 0; i < n; i++)
             to[i] = (FWA_REAL)((const float *)(const void *)at)[i * step];
@@ -27,6 +27,17 @@ static inline void FWA_HOST(load)(const fwa_tensor *t, int64_t offset, int64_t n
     }
 }
 
+/* Reads n elements that start at `offset` into dense reals; the last axis may have any stride. */
+static inline void FWA_HOST(load)(const fwa_tensor *t, int64_t offset, int64_t n, FWA_REAL *to)
+{
+    const char *at = fwa_element(t, offset);
+    int64_t step = n > 1 ? t->stride[t->rank - 1] : 1;
+    if (step == 1) /* a constant, so that compilers make vectors of it */
+        FWA_HOST(load_from)(at, t->dtype, 1, n, to);
+    else
+        FWA_HOST(load_from)(at, t->dtype, step, n, to);
+}
+
 /* One element, or `absent` where the tensor is. */
 static inline FWA_REAL FWA_HOST(load_one)(const fwa_tensor *t, int64_t offset, FWA_REAL absent)
 {
@@ -35,13 +46,11 @@ static inline FWA_REAL FWA_HOST(load_one)(const fwa_tensor *t, int64_t offset, F
     return absent;
 }
 
-/* Writes n dense reals from `offset` on. */
-static inline void FWA_HOST(store)(const fwa_tensor *t, int64_t offset, int64_t n,
-                                   const FWA_REAL *from)
+static inline __attribute__((always_inline)) void
+FWA_HOST(store_to)(char *at, int32_t dtype, int64_t step, int64_t n, const FWA_REAL *from)
 {
-    char *at = fwa_element(t, offset);
-    int64_t i, step = n > 1 ? t->stride[t->rank - 1] : 1;
-    switch (t->dtype) {
+    int64_t i;
+    switch (dtype) {
     case FWA_DTYPE_F32:
         for (i = 0; i < n; i++)
             ((float *)(void *)at)[i * step] = (float)from[i];
@@ -60,6 +69,18 @@ static inline void FWA_HOST(store)(const fwa_tensor *t, int64_t offset, int64_t 
         break;
     default: break;
     }
+}
+
+/* Writes n dense reals from `offset` on. */
+static inline void FWA_HOST(store)(const fwa_tensor *t, int64_t offset, int64_t n,
+                                   const FWA_REAL *from)
+{
+    char *at = fwa_element(t, offset);
+    int64_t step = n > 1 ? t->stride[t->rank - 1] : 1;
+    if (step == 1)
+        FWA_HOST(store_to)(at, t->dtype, 1, n, from);
+    else
+        FWA_HOST(store_to)(at, t->dtype, step, n, from);
 }
 
 /* Sum of a * b over the D elements of a feature, in FWA_HOST_LANES chains that a compiler can keep

@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Tokens between two states that the backward keeps, in the recurrent and the chunked form. */
-#define SEGMENT_TOKENS 128
 /* Value columns of a unit in the masked form, whose backward keeps T^2 of each. */
 #define MASKED_BLOCK 16
 
@@ -82,7 +80,6 @@ static fwa_status make_plan(void *device, const fwa_problem *problem, int32_t la
 {
     static const char *const forms[] = {"", "recurrent", "masked", "chunked"};
     fwa_cpu_plan *plan = calloc(1, sizeof *plan);
-    char length[24] = "";
     int pass;
     if (!plan) {
         snprintf(message->text, sizeof message->text, "no memory for a plan");
@@ -94,18 +91,22 @@ static fwa_status make_plan(void *device, const fwa_problem *problem, int32_t la
     plan->form = problem->form == FWA_FORM_AUTO ? FWA_FORM_CHUNKED : problem->form;
     plan->chunk = plan->form == FWA_FORM_CHUNKED ? plan->kernels->chunk
                                                  : plan->form == FWA_FORM_RECURRENT;
-    plan->segment = plan->chunk ? SEGMENT_TOKENS / plan->chunk : 0;
+    plan->segment = plan->chunk ? FWA_CPU_SEGMENT_TOKENS : 0;
+    plan->fused = plan->form == FWA_FORM_CHUNKED;
     plan->block = greatest_block(plan);
     plan->blocks = (problem->value_dim + plan->block - 1) / plan->block;
-    if (plan->form == FWA_FORM_CHUNKED)
-        snprintf(length, sizeof length, "%lld/", (long long)plan->chunk);
-    for (pass = 0; pass < 2; pass++)
+    for (pass = 0; pass < 2; pass++) {
+        char length[24] = "";
+        int64_t chunk = pass == FWA_PASS_FORWARD ? FWA_CPU_FUSED_BLOCK : plan->chunk;
+        if (plan->form == FWA_FORM_CHUNKED)
+            snprintf(length, sizeof length, "%lld/", (long long)chunk);
         snprintf(plan->name[pass], sizeof plan->name[pass], "cpu/%s/%s/%s%s/%s/window%d/%s/%s",
                  plan->kernels->isa, forms[plan->form], length,
                  problem->objective == FWA_OBJECTIVE_REGRESSION ? "regression" : "inner_product",
                  problem->dynamics == FWA_DYNAMICS_PER_HEAD ? "head" : "channel",
                  (int)problem->window, fwa_dtype_name(problem->dtype),
                  pass == FWA_PASS_FORWARD ? "forward" : "backward");
+    }
     *result = plan;
     return FWA_OK;
 }
@@ -137,8 +138,8 @@ static size_t add_sizes(size_t a, size_t b)
 static size_t states_size(const fwa_cpu_plan *plan, const fwa_extent *extent)
 {
     const fwa_problem *p = &plan->problem;
-    return floats((int64_t)p->heads_value * plan->blocks, fwa_cpu_segments(plan, extent),
-                  p->key_dim, (plan->block + p->normalizer + 15) / 16 * 16);
+    return floats(p->heads_value, fwa_cpu_segments(plan, extent), p->key_dim,
+                  fwa_cpu_kept_stride(p));
 }
 
 static size_t saved_size(const void *plan, const fwa_extent *extent)
@@ -172,10 +173,20 @@ static size_t place_partials(const fwa_cpu_plan *plan, const fwa_extent *extent,
     return total;
 }
 
-static size_t lanes_size(const fwa_cpu_plan *plan, const fwa_extent *extent, bool backward)
+/* Bytes of one lane's scratch. */
+static size_t lane_size(const fwa_cpu_plan *plan, int64_t tokens, bool backward)
 {
     fwa_cpu_chunk chunk;
-    size_t lane = fwa_cpu_chunk_layout(plan, extent->tokens, backward, NULL, &chunk), total;
+    fwa_cpu_fused fused;
+    size_t fused_size = plan->fused ? fwa_cpu_fused_layout(plan, NULL, &fused) : 0, size = 0;
+    if (backward || !plan->fused)
+        size = fwa_cpu_chunk_layout(plan, tokens, backward, NULL, &chunk);
+    return size > fused_size ? size : fused_size;
+}
+
+static size_t lanes_size(const fwa_cpu_plan *plan, const fwa_extent *extent, bool backward)
+{
+    size_t lane = lane_size(plan, extent->tokens, backward), total;
     if (lane == SIZE_MAX || __builtin_mul_overflow(lane, (size_t)plan->lanes, &total) ||
         total > PTRDIFF_MAX)
         return SIZE_MAX;
@@ -202,16 +213,46 @@ typedef struct {
     size_t lane_size;
     const fwa_cpu_partials *kept; /* where the forward keeps states; NULL: nowhere */
     fwa_cpu_partials parts;
-    int64_t units;
+    int64_t units;         /* of a sequence */
+    int64_t states;        /* units of a sequence in a pass that forms the states */
+    int64_t heads, splits; /* of fused units: heads of each; units that share a head */
+    int32_t columns;       /* value columns of each */
 } call_work;
+
+/* How a fused call is cut into units: several heads, where that leaves no lane idle; all of a
+ * head's value columns, so that its keys are worked on once, but fewer where lanes would be idle.
+ * The numbers do not depend on it. The normaliser's z, which may be handed on in place, has one
+ * owner. */
+static void cut_fused(call_work *work, int64_t sequences)
+{
+    const fwa_cpu_plan *plan = work->plan;
+    const fwa_problem *p = &plan->problem;
+    const int64_t lanes = plan->lanes, total = sequences * p->heads_value;
+    const int32_t panel = plan->kernels->panel, panels = (p->value_dim + panel - 1) / panel;
+    int64_t split = 1, heads = fwa_cpu_fused_heads(plan);
+    while (split < panels && total * split < 4 * lanes && lanes > 1 && !p->normalizer)
+        split++;
+    work->columns = (int32_t)((panels + split - 1) / split) * panel;
+    work->splits = (p->value_dim + work->columns - 1) / work->columns;
+    for (heads = work->splits > 1 ? 1 : heads; heads > 1; heads--) {
+        int64_t units = sequences * ((p->heads_value + heads - 1) / heads);
+        int64_t turns = (units + lanes - 1) / lanes * heads; /* heads, one after the other */
+        if (20 * turns <= 21 * ((total + lanes - 1) / lanes))
+            break;
+    }
+    work->heads = heads;
+    work->states = (p->heads_value + heads - 1) / heads * work->splits;
+}
 
 static call_work begin(const fwa_cpu_plan *plan, const fwa_call *call, bool backward)
 {
     call_work work = {.plan = plan, .call = call, .backward = backward, .scratch = call->workspace};
-    fwa_cpu_chunk chunk;
+    const fwa_problem *p = &plan->problem;
     work.in = fwa_call_inputs(call);
-    work.lane_size = fwa_cpu_chunk_layout(plan, call->extent.tokens, backward, NULL, &chunk);
-    work.units = (int64_t)plan->problem.heads_value * plan->blocks;
+    work.lane_size = lane_size(plan, call->extent.tokens, backward);
+    work.states = work.units = (int64_t)p->heads_value * plan->blocks;
+    if (plan->fused)
+        cut_fused(&work, call->extent.sequences);
     return work;
 }
 
@@ -229,12 +270,31 @@ static fwa_cpu_chunk lane_chunk(const call_work *work, int64_t lane)
     return c;
 }
 
+/* Forms the states of a unit, and the outputs where the call is a forward. */
+static void run_states(const call_work *work, const fwa_carry *in, const fwa_sequence *s,
+                       int64_t unit, int64_t lane, const fwa_cpu_partials *kept)
+{
+    const fwa_cpu_plan *plan = work->plan;
+    if (plan->fused) {
+        const int64_t head = unit / work->splits * work->heads;
+        const int64_t left = plan->problem.heads_value - head;
+        const fwa_cpu_fused_unit u = {head, left < work->heads ? left : work->heads,
+                                      unit % work->splits * work->columns, work->columns};
+        fwa_cpu_fused fused;
+        fwa_cpu_fused_layout(plan, work->scratch + (size_t)lane * work->lane_size, &fused);
+        plan->kernels->fused(plan, work->call, in, s, &u, &fused, kept);
+    } else {
+        fwa_cpu_chunk chunk = lane_chunk(work, lane);
+        chunk.w_trace = NULL;
+        plan->kernels->forward(plan, work->call, in, s, unit, &chunk, kept);
+    }
+}
+
 static void forward_unit(void *data, const fwa_carry *in, const fwa_sequence *s, int64_t unit,
                          int64_t lane)
 {
     const call_work *work = data;
-    fwa_cpu_chunk chunk = lane_chunk(work, lane);
-    work->plan->kernels->forward(work->plan, work->call, in, s, unit, &chunk, work->kept);
+    run_states(work, in, s, unit, lane, work->kept);
 }
 
 static fwa_status forward(const void *data, const fwa_call *call, fwa_message *message)
@@ -248,7 +308,7 @@ static fwa_status forward(const void *data, const fwa_call *call, fwa_message *m
         kept.states = call->forward->saved;
         work.kept = &kept;
     }
-    fwa_host_forward(call, &plan->problem, work.units, forward_unit, &work,
+    fwa_host_forward(call, &plan->problem, work.states, forward_unit, &work,
                      work.scratch + work.lane_size * (size_t)plan->lanes);
     return FWA_OK;
 }
@@ -257,11 +317,8 @@ static fwa_status forward(const void *data, const fwa_call *call, fwa_message *m
 static void recompute_unit(void *data, int64_t index, int64_t lane)
 {
     const call_work *work = data;
-    fwa_sequence s = fwa_sequence_get(&work->in, index / work->units);
-    fwa_cpu_chunk chunk = lane_chunk(work, lane);
-    chunk.w_trace = NULL;
-    work->plan->kernels->forward(work->plan, work->call, work->in.carry, &s, index % work->units,
-                                 &chunk, &work->parts);
+    fwa_sequence s = fwa_sequence_get(&work->in, index / work->states);
+    run_states(work, work->in.carry, &s, index % work->states, lane, &work->parts);
 }
 
 static void backward_unit(void *data, int64_t index, int64_t lane)
@@ -277,15 +334,15 @@ static fwa_status backward(const void *data, const fwa_call *call, fwa_message *
 {
     const fwa_cpu_plan *plan = data;
     call_work work = begin(plan, call, true);
-    int64_t count = call->extent.sequences * work.units;
+    const int64_t sequences = call->extent.sequences;
     (void)message;
     place_partials(plan, &call->extent, work.scratch + work.lane_size * (size_t)plan->lanes,
                    &work.parts);
     if (call->backward->saved)
         work.parts.states = (float *)(uintptr_t)call->backward->saved; /* only read */
     else
-        fwa_host_tasks(call->executor, count, recompute_unit, &work);
-    fwa_host_tasks(call->executor, count, backward_unit, &work);
+        fwa_host_tasks(call->executor, sequences * work.states, recompute_unit, &work);
+    fwa_host_tasks(call->executor, sequences * work.units, backward_unit, &work);
     fwa_cpu_finish(plan, call, &work.parts);
     return FWA_OK;
 }

@@ -228,7 +228,7 @@ static void steps_back(const unit_work *w, int64_t t, const fwa_tensor *beta_gra
     int32_t i;
     memset(grads, 0, sizeof(float) * (size_t)c->stride);
     if (count > 0) {
-        g = load_gates(w, t, beta);
+        g = load_gates(w, w->start + t, beta);
         if (!w->per_channel) {
             beta[0] = g.beta;
             c->gamma_grad[0] = sum_row(c->gamma_grad, c->stride);
@@ -470,10 +470,10 @@ static void FWA_KERNEL(backward)(const fwa_cpu_plan *plan, const fwa_call *call,
                                  const fwa_cpu_partials *parts)
 {
     const fwa_backward_args *args = call->backward;
-    unit_work w = unit_begin(plan, call, &args->carry_in, s, unit, c);
+    unit_work w = unit_begin(plan, call, &args->carry_in, s, fwa_cpu_unit_get(plan, unit), c);
     const size_t state = (size_t)w.p->key_dim * (size_t)c->stride;
-    int64_t head = chunk_tokens(&w, 0), chunks, segments, first = fwa_cpu_first_segment(plan, s), i,
-            j;
+    int64_t first = fwa_cpu_first_segment(plan, s), segment = 0, from, to, start, d, i;
+    int64_t starts[FWA_CPU_SEGMENT_TOKENS];
     int32_t k;
     for (k = 0; k < FWA_COLUMNS_LIMIT; k++)
         c->ones[k] = 1;
@@ -482,27 +482,26 @@ static void FWA_KERNEL(backward)(const fwa_cpu_plan *plan, const fwa_call *call,
         return;
     }
     load_late(&w, args);
-    chunks = s->length == 0      ? 0
-             : s->length == head ? 1
-                                 : 1 + (s->length - head + plan->chunk - 1) / plan->chunk;
-    segments = plan->segment ? (chunks + plan->segment - 1) / plan->segment : chunks;
-    for (i = segments - 1; i >= 0; i--) {
-        int64_t from = plan->segment ? i * plan->segment : 0;
-        int64_t to = plan->segment && from + plan->segment < chunks ? from + plan->segment : chunks;
+    while (plan->segment && fwa_cpu_segment_start(plan, s, segment + 1) < s->length)
+        segment++;
+    for (to = s->length; to > 0; to = from, segment--) {
+        const float *kept = fwa_cpu_kept(w.p, parts, w.u.head, first + segment);
         float *trace = c->w_trace;
-        memcpy(c->state, parts->states + (size_t)(unit * parts->segments + first + i) * state,
-               state * sizeof(float));
+        from = plan->segment ? fwa_cpu_segment_start(plan, s, segment) : 0;
+        memset(c->state, 0, state * sizeof(float));
+        for (d = 0; d < w.p->key_dim; d++, kept += fwa_cpu_kept_stride(w.p))
+            memcpy(c->state + d * c->stride, kept + w.u.column, sizeof(float) * (size_t)w.u.width);
         c->w_trace = NULL;
-        for (j = from; j < to; j++) {
-            int64_t start = j == 0 ? 0 : head + (j - 1) * plan->chunk;
-            memcpy(c->starts + (size_t)(j - from) * state, c->state, state * sizeof(float));
-            if (j + 1 < to)
+        for (start = from, i = 0; start < to; start += chunk_tokens(&w, start), i++) {
+            starts[i] = start;
+            memcpy(c->starts + (size_t)i * state, c->state, state * sizeof(float));
+            if (start + chunk_tokens(&w, start) < to)
                 forward_chunk(&w, start, chunk_tokens(&w, start), NULL);
         }
         c->w_trace = trace;
-        for (j = to - 1; j >= from; j--) {
-            memcpy(c->state, c->starts + (size_t)(j - from) * state, state * sizeof(float));
-            backward_chunk(&w, j == 0 ? 0 : head + (j - 1) * plan->chunk, args, parts, unit);
+        while (i-- > 0) {
+            memcpy(c->state, c->starts + (size_t)i * state, state * sizeof(float));
+            backward_chunk(&w, starts[i], args, parts, unit);
         }
     }
     store_early(&w, args, parts, unit);

@@ -21,12 +21,12 @@ typedef struct {
 } unit_work;
 
 static unit_work unit_begin(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_carry *carry,
-                            const fwa_sequence *s, int64_t unit, fwa_cpu_chunk *c)
+                            const fwa_sequence *s, fwa_cpu_unit unit, fwa_cpu_chunk *c)
 {
     const fwa_problem *p = &plan->problem;
     unit_work w = {
         .plan = plan, .p = p, .in = fwa_call_inputs(call), .carry = carry, .s = s, .c = c};
-    w.u = fwa_cpu_unit_get(plan, unit);
+    w.u = unit;
     w.knobs = fwa_problem_knobs_f32(p);
     w.window = p->window;
     w.regression = p->objective == FWA_OBJECTIVE_REGRESSION;
@@ -75,29 +75,24 @@ static void load_state(const unit_work *w)
     }
 }
 
-/* The raw write key of pair `token`, into c->raw. */
-static void load_raw_key(const unit_work *w, int64_t token)
+/* The raw write key of pair `token`. */
+static void load_raw_key(const unit_work *w, int64_t token, float *raw)
 {
     const fwa_tensor *tail = &w->carry->tail_key, *previous = &w->carry->prev_key, *k = w->in.k;
     int64_t at = w->p->alignment == FWA_ALIGNMENT_NEXT_LATENT ? token - 1 : token;
     if (token < 0)
         fwa_load_f32(tail, fwa_at3(tail, w->s->slot_in, w->window - 1 + token, w->u.key_head),
-                     w->p->key_dim, w->c->raw);
+                     w->p->key_dim, raw);
     else if (at < 0)
-        fwa_load_f32(previous, fwa_at2(previous, w->s->slot_in, w->u.key_head), w->p->key_dim,
-                     w->c->raw);
+        fwa_load_f32(previous, fwa_at2(previous, w->s->slot_in, w->u.key_head), w->p->key_dim, raw);
     else
-        fwa_load_f32(k, fwa_at3(k, w->s->row, w->s->first + at, w->u.key_head), w->p->key_dim,
-                     w->c->raw);
+        fwa_load_f32(k, fwa_at3(k, w->s->row, w->s->first + at, w->u.key_head), w->p->key_dim, raw);
 }
 
-static void load_pair(const unit_work *w, int64_t row)
+/* The value of pair `token`, and the normaliser's 1. */
+static void load_value(const unit_work *w, int64_t token, float *value)
 {
     const fwa_tensor *v = w->in.v, *tail = &w->carry->tail_value;
-    int64_t token = w->start - (w->window - 1) + row;
-    float *value = w->c->v + row * w->c->stride;
-    load_raw_key(w, token);
-    fwa_feature_f32(w->p, w->c->raw, w->c->x + row * w->c->dim_stride);
     if (token < 0)
         fwa_load_f32(tail,
                      fwa_at3(tail, w->s->slot_in, w->window - 1 + token, w->u.head) +
@@ -109,6 +104,14 @@ static void load_pair(const unit_work *w, int64_t row)
             w->u.columns, value);
     if (w->p->normalizer)
         value[w->u.columns] = 1;
+}
+
+static void load_pair(const unit_work *w, int64_t row)
+{
+    int64_t token = w->start - (w->window - 1) + row;
+    load_raw_key(w, token, w->c->raw);
+    fwa_feature_f32(w->p, w->c->raw, w->c->x + row * w->c->dim_stride);
+    load_value(w, token, w->c->v + row * w->c->stride);
 }
 
 static void load_query(const unit_work *w, int64_t t)
@@ -151,15 +154,15 @@ static float statistic_of(const unit_work *w, int64_t t)
     return sum;
 }
 
-/* The gates of token t: where beta's row begins, lambda and log_gate. */
+/* The gates of a token of the sequence: where beta's row begins, lambda and log_gate. */
 typedef struct {
     float beta, lambda, log_gate;
 } gates;
 
-static gates load_gates(const unit_work *w, int64_t t, float *beta_row)
+static gates load_gates(const unit_work *w, int64_t token, float *beta_row)
 {
     const fwa_tensor *beta = w->in.beta, *lambda = w->in.lambda, *log_gate = w->in.log_gate;
-    int64_t row = w->s->row, at = w->s->first + w->start + t;
+    int64_t row = w->s->row, at = w->s->first + token;
     gates g = {1, 0, 0};
     int32_t i;
     if (w->per_channel && fwa_present(beta))
@@ -191,7 +194,7 @@ static void load_steps(const unit_work *w, int64_t t)
         return;
     }
     c->statistic[t] = w->needs_statistic ? statistic_of(w, t) : 0;
-    g = load_gates(w, t, c->raw);
+    g = load_gates(w, w->start + t, c->raw);
     for (i = 0; i < (w->per_channel ? w->u.width : 1); i++) {
         fwa_decay_step_t_f32 step = fwa_decay_step_f32(
             &w->knobs, w->per_channel ? c->raw[i] : g.beta, g.lambda, g.log_gate, c->statistic[t]);

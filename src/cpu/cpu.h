@@ -28,6 +28,9 @@ extern const fwa_backend fwa_cpu_backend;
 /* Most floats that a row of features or value columns takes, with the normaliser and padding. */
 #define FWA_COLUMNS_LIMIT 272
 
+/* Tokens between two states that the backward keeps, in the recurrent and the chunked form. */
+#define FWA_CPU_SEGMENT_TOKENS 128
+
 struct fwa_cpu_kernels;
 
 typedef struct fwa_cpu_plan {
@@ -36,9 +39,10 @@ typedef struct fwa_cpu_plan {
     int32_t lanes;
     int32_t form;    /* resolved: never AUTO */
     int64_t chunk;   /* tokens per chunk; 0: the whole sequence */
-    int64_t segment; /* chunks between two states that the backward keeps; 0: the whole sequence */
+    int64_t segment; /* tokens between two states that the backward keeps; 0: the whole sequence */
     int32_t block;   /* value columns per unit */
     int32_t blocks;  /* units per value head */
+    bool fused;      /* the forward is fused_tmpl.h's */
     char name[2][96];
 } fwa_cpu_plan;
 
@@ -50,7 +54,7 @@ typedef struct fwa_cpu_partials {
     float *q;      /* [units, tokens, dim_stride] */
     float *gates;  /* [units, tokens, 3]: beta (per head), lambda, log_gate */
     float *norm;   /* [units, sequences, dim_stride] */
-    float *states; /* [units, segments, D, stride]: the caller's saved buffer, or the workspace */
+    float *states; /* [Hv, segments, D, kept stride]: the caller's saved buffer, or the workspace */
     int64_t rows, tokens, sequences, segments;
 } fwa_cpu_partials;
 
@@ -87,15 +91,61 @@ typedef struct fwa_cpu_chunk {
     float *late_x, *late_v; /* [B - 1, ...]: gradients of pairs that belong to earlier chunks */
 } fwa_cpu_chunk;
 
+/* Tokens of a block of the fused forward: what is loaded, and whose outputs are stored, at once. */
+#define FWA_CPU_FUSED_BLOCK 64
+/* Floats of a row of features: the key's, and from the middle on the query's. Rows so far apart do
+ * not fall onto the same lines of a cache. */
+#define FWA_CPU_FEATURE_ROW 544
+
+/* Heads that a lane takes through a block one after the other: their rows are neighbours in memory,
+ * on the same pages. */
+#define FWA_CPU_FUSED_HEADS 8
+
+/* One lane's scratch for the fused forward (fused_tmpl.h). J = B - 1 + group. */
+typedef struct fwa_cpu_fused {
+    int32_t back;            /* floats in a row of gram and scores: J */
+    int64_t stride;          /* floats in a row of value columns */
+    float *features;         /* [J + block, key and query] */
+    float *values, *outputs; /* [B - 1 + block, stride], [block, stride] */
+    float *gram, *scores;    /* [J + block, J]: x_r . x_{r-i};  [block, J]: q_t . x_{r-i} */
+    float *gamma, *kappa;    /* [block], per channel [block, stride] */
+    float *statistic;        /* [block]: E */
+    float *factors;          /* of each group: see group_factors */
+    float *sums;             /* [2 group, columns of a panel]: S'^T x, S'^T q */
+    float *commit, *aside;   /* [D, columns of a panel]; [2 J, columns of a panel] */
+    float *raw;              /* [256] */
+    /* Of the head at hand, the first of heads that are head_size bytes apart. */
+    size_t head_size;
+    float *state;             /* panels [D, columns of the panel], one behind the other */
+    float *scale, *keep;      /* [stride]: g; what the next pass multiplies S' by */
+    float *complete;          /* [group, stride]: w of the pairs that the next pass adds, over g */
+    float *pending, *predict; /* [J, stride]: w and y of the pairs at hand */
+    bool *fold;               /* [stride]: the next pass of the panel there multiplies by `keep` */
+    float *last_features, *last_gram, *last_values; /* rows that the next block looks back at */
+} fwa_cpu_fused;
+
+/* Heads [head, head + heads) and their value columns [column, column + columns). */
+typedef struct fwa_cpu_fused_unit {
+    int64_t head, heads, column;
+    int32_t columns;
+} fwa_cpu_fused_unit;
+
 typedef struct fwa_cpu_kernels {
     const char *isa;
-    int32_t chunk; /* tokens per chunk in the chunked form */
-    int32_t block; /* value columns per unit */
+    int32_t chunk; /* tokens per chunk in the chunked form's backward */
+    int32_t block; /* value columns per unit there */
+    int32_t group; /* tokens per pass over the state in its forward */
+    int32_t lanes; /* floats to a vector */
+    int32_t panel; /* value columns that such a pass takes at once */
     bool (*available)(void);
     /* One unit forward; `kept` (may be NULL) gets the states at segment starts. */
     void (*forward)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_carry *in,
                     const fwa_sequence *sequence, int64_t unit, fwa_cpu_chunk *chunk,
                     const fwa_cpu_partials *kept);
+    /* The chunked form forward, any value columns of a head. */
+    void (*fused)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_carry *in,
+                  const fwa_sequence *sequence, const fwa_cpu_fused_unit *unit,
+                  const fwa_cpu_fused *scratch, const fwa_cpu_partials *kept);
     /* One unit backward, into the partials and the outputs that it owns. */
     void (*backward)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_sequence *sequence,
                      int64_t unit, fwa_cpu_chunk *chunk, const fwa_cpu_partials *partials);
@@ -111,6 +161,10 @@ void fwa_cpu_kernels_list(char *text, size_t size);
 size_t fwa_cpu_chunk_layout(const fwa_cpu_plan *plan, int64_t tokens, bool backward, char *base,
                             fwa_cpu_chunk *chunk);
 
+size_t fwa_cpu_fused_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_fused *fused);
+/* Most heads of a unit: as many as have their states in a second-level cache. */
+int32_t fwa_cpu_fused_heads(const fwa_cpu_plan *plan);
+
 /* Where the kept states of sequence n begin on the segment axis, and how many segments a call has
  * at most. */
 int64_t fwa_cpu_first_segment(const fwa_cpu_plan *plan, const fwa_sequence *sequence);
@@ -120,6 +174,32 @@ int64_t fwa_cpu_segments(const fwa_cpu_plan *plan, const fwa_extent *extent);
 void fwa_cpu_finish(const fwa_cpu_plan *plan, const fwa_call *call,
                     const fwa_cpu_partials *partials);
 
+/* The kept state of a head at a segment's start: rows of fwa_cpu_kept_stride floats, the
+ * normaliser's z in column V. */
+static inline int64_t fwa_cpu_kept_stride(const fwa_problem *p)
+{
+    return (p->value_dim + p->normalizer + 15) / 16 * 16;
+}
+
+static inline float *fwa_cpu_kept(const fwa_problem *p, const fwa_cpu_partials *parts, int64_t head,
+                                  int64_t segment)
+{
+    return parts->states + (head * parts->segments + segment) * p->key_dim * fwa_cpu_kept_stride(p);
+}
+
+/* Segments of a sequence begin at its first token and where the tokens seen are a multiple. */
+static inline int64_t fwa_cpu_segment_start(const fwa_cpu_plan *plan, const fwa_sequence *s,
+                                            int64_t index)
+{
+    return index == 0 ? 0 : index * plan->segment - s->seen % plan->segment;
+}
+
+static inline bool fwa_cpu_segment_starts(const fwa_cpu_plan *plan, const fwa_sequence *s,
+                                          int64_t token)
+{
+    return token == 0 || (plan->segment && (s->seen + token) % plan->segment == 0);
+}
+
 /* Sub-problem of a unit. */
 typedef struct fwa_cpu_unit {
     int64_t head, key_head, query_head;
@@ -128,19 +208,25 @@ typedef struct fwa_cpu_unit {
     int32_t width;   /* columns, and one more with the normaliser */
 } fwa_cpu_unit;
 
-static inline fwa_cpu_unit fwa_cpu_unit_get(const fwa_cpu_plan *plan, int64_t unit)
+/* At most `columns` value columns of a head, from `column` on. */
+static inline fwa_cpu_unit fwa_cpu_head_unit(const fwa_cpu_plan *plan, int64_t head, int64_t column,
+                                             int32_t columns)
 {
     const fwa_problem *p = &plan->problem;
-    int64_t group = p->heads_value / p->heads_key;
     fwa_cpu_unit u;
-    u.head = unit / plan->blocks;
-    u.key_head = u.head / group;
+    u.head = head;
+    u.key_head = head / (p->heads_value / p->heads_key);
     u.query_head = p->heads_query == p->heads_value ? u.head : u.key_head;
-    u.column = unit % plan->blocks * plan->block;
-    u.columns = p->value_dim - u.column < plan->block ? (int32_t)(p->value_dim - u.column)
-                                                      : plan->block;
+    u.column = column;
+    u.columns = p->value_dim - column < columns ? (int32_t)(p->value_dim - column) : columns;
     u.width = u.columns + p->normalizer;
     return u;
+}
+
+static inline fwa_cpu_unit fwa_cpu_unit_get(const fwa_cpu_plan *plan, int64_t unit)
+{
+    return fwa_cpu_head_unit(plan, unit / plan->blocks, unit % plan->blocks * plan->block,
+                             plan->block);
 }
 
 /* Pair `index` is the one that token `index` of the call writes; negative ones are the tail's.

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A unit's forward pass. Compiled once per ISA. */
 
-/* o = scale S^T q, or scale S^T q / (z^T q + eps_attn), of the chunk's tokens. */
-static void store_outputs(const unit_work *w, const fwa_tensor *o)
+/* Stores o = scale S^T q, or scale S^T q / (z^T q + eps_attn), of `tokens` tokens from `start` on;
+ * `rows` hold S^T q and z^T q. */
+static void store_outputs(const unit_work *w, const fwa_tensor *o, int64_t start, int64_t tokens,
+                          float *rows, int64_t stride)
 {
-    const fwa_cpu_chunk *c = w->c;
     int64_t t;
     int32_t i;
-    for (t = 0; t < w->tokens; t++) {
-        float *row = c->o + t * c->stride;
+    for (t = 0; t < tokens; t++) {
+        float *row = rows + t * stride;
         float factor = (float)w->p->scale;
         if (w->p->normalizer) {
             float denominator = row[w->u.columns] + (float)w->p->eps_attn;
@@ -18,7 +19,7 @@ static void store_outputs(const unit_work *w, const fwa_tensor *o)
             for (i = 0; i < w->u.columns; i++)
                 row[i] *= factor;
         }
-        fwa_store_f32(o, fwa_at3(o, w->s->row, w->s->first + w->start + t, w->u.head) + w->u.column,
+        fwa_store_f32(o, fwa_at3(o, w->s->row, w->s->first + start + t, w->u.head) + w->u.column,
                       w->u.columns, row);
     }
 }
@@ -91,15 +92,19 @@ static void store_mask(const unit_work *w, const fwa_tensor *mask)
 }
 
 /* A padded row: its outputs are zeros. */
-static void clear_outputs(const unit_work *w, const fwa_forward_args *args)
+static void clear_outputs(const unit_work *w, const fwa_tensor *o)
 {
     static const float zero[FWA_COLUMNS_LIMIT];
-    const fwa_tensor *o = &args->o, *mask = &args->mask;
-    int32_t masks = !fwa_present(mask) ? 0 : w->per_channel ? w->u.columns : w->u.column == 0, i;
     int64_t t;
     for (t = 0; t < w->s->length; t++)
         fwa_store_f32(o, fwa_at3(o, w->s->row, w->s->first + t, w->u.head) + w->u.column,
                       w->u.columns, zero);
+}
+
+static void clear_mask(const unit_work *w, const fwa_tensor *mask)
+{
+    int32_t masks = !fwa_present(mask) ? 0 : w->per_channel ? w->u.columns : w->u.column == 0, i;
+    int64_t t;
     for (i = 0; i < masks; i++) {
         int64_t base = w->per_channel ? fwa_at3(mask, w->s->row, w->u.head, w->u.column + i)
                                       : fwa_at2(mask, w->s->row, w->u.head);
@@ -135,17 +140,17 @@ static void forward_chunk(unit_work *w, int64_t start, int64_t tokens, const fwa
     if (due == tokens)
         store_state(w, &args->carry_out, w->c->state);
     if (args)
-        store_outputs(w, &args->o);
+        store_outputs(w, &args->o, start, tokens, w->c->o, w->c->stride);
     if (args && fwa_present(&args->mask))
         store_mask(w, &args->mask);
 }
 
-static void keep_state(const unit_work *w, const fwa_cpu_partials *kept, int64_t unit,
-                       int64_t segment)
+static void keep_state(const unit_work *w, float *kept)
 {
-    size_t count = (size_t)w->p->key_dim * (size_t)w->c->stride;
-    memcpy(kept->states + (size_t)(unit * kept->segments + segment) * count, w->c->state,
-           count * sizeof(float));
+    const float *row = w->c->state;
+    int64_t d;
+    for (d = 0; d < w->p->key_dim; d++, row += w->c->stride, kept += fwa_cpu_kept_stride(w->p))
+        memcpy(kept + w->u.column, row, sizeof(float) * (size_t)w->u.width);
 }
 
 static void FWA_KERNEL(forward)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_carry *in,
@@ -153,22 +158,22 @@ static void FWA_KERNEL(forward)(const fwa_cpu_plan *plan, const fwa_call *call, 
                                 const fwa_cpu_partials *kept)
 {
     const fwa_forward_args *args = call->forward;
-    unit_work w = unit_begin(plan, call, in, s, unit, chunk);
-    int64_t start = 0, index = 0, tokens;
+    unit_work w = unit_begin(plan, call, in, s, fwa_cpu_unit_get(plan, unit), chunk);
+    int64_t start = 0, segment = fwa_cpu_first_segment(plan, s), tokens;
     if (s->padded) {
-        if (args)
-            clear_outputs(&w, args);
+        if (args) {
+            clear_outputs(&w, &args->o);
+            clear_mask(&w, &args->mask);
+        }
         return;
     }
     load_state(&w);
     if (args && s->commit == 0)
         copy_state(&w, &args->carry_out);
-    for (; start < s->length; start += tokens, index++) {
+    for (; start < s->length; start += tokens) {
         tokens = chunk_tokens(&w, start);
-        if (kept && (plan->segment ? index % plan->segment == 0 : index == 0))
-            keep_state(&w, kept, unit,
-                       fwa_cpu_first_segment(plan, s) +
-                           (plan->segment ? index / plan->segment : 0));
+        if (kept && fwa_cpu_segment_starts(plan, s, start))
+            keep_state(&w, fwa_cpu_kept(w.p, kept, w.u.head, segment++));
         forward_chunk(&w, start, tokens, args);
     }
 }

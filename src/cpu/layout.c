@@ -25,6 +25,9 @@ static float *take(arena *a, int64_t rows, int64_t columns, int64_t planes)
     return a->base ? (float *)(void *)(a->base + at) : NULL;
 }
 
+/* Bytes of states that a lane shall hold at once. */
+#define FWA_CPU_FUSED_STATES (512 * 1024)
+
 static int32_t padded(int32_t n)
 {
     return (n + 15) / 16 * 16;
@@ -69,7 +72,7 @@ size_t fwa_cpu_chunk_layout(const fwa_cpu_plan *plan, int64_t tokens, bool backw
     c->w_trace = take(&a, capacity + 1, pairs, row);
     c->y_trace = take(&a, capacity, window, row);
     c->decay_trace = take(&a, capacity + 1, row, 1);
-    c->starts = take(&a, plan->segment ? plan->segment : 1, dim, row);
+    c->starts = take(&a, plan->segment ? plan->segment / plan->chunk + 1 : 1, dim, row);
     c->state_grad = take(&a, dim, row, 1);
     c->x_grad = take(&a, pairs, c->dim_stride, 1);
     c->q_grad = take(&a, capacity, c->dim_stride, 1);
@@ -93,15 +96,63 @@ size_t fwa_cpu_chunk_layout(const fwa_cpu_plan *plan, int64_t tokens, bool backw
     return a.size;
 }
 
-/* A sequence whose first and last chunk are cut short has at most two segments more than whole ones
- * fit into its length. */
+size_t fwa_cpu_fused_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_fused *f)
+{
+    const fwa_problem *p = &plan->problem;
+    const int32_t group = plan->kernels->group, panel = plan->kernels->panel;
+    const int32_t lanes = plan->kernels->lanes;
+    const int64_t tail = p->window - 1, rows = tail + group, block = FWA_CPU_FUSED_BLOCK;
+    const int64_t gates = p->dynamics == FWA_DYNAMICS_PER_CHANNEL ? block : 1;
+    arena a = {base, 0};
+    int64_t row;
+    memset(f, 0, sizeof *f);
+    f->back = (int32_t)rows;
+    row = f->stride = (p->value_dim + p->normalizer + lanes - 1) / lanes * lanes;
+    /* A group may be short of tokens: its rows are read all the same. */
+    f->features = take(&a, rows + block + group, FWA_CPU_FEATURE_ROW, 1);
+    f->values = take(&a, tail + block, row, 1);
+    f->outputs = take(&a, block, row, 1);
+    f->gram = take(&a, rows + block, rows, 1);
+    f->scores = take(&a, block, rows, 1);
+    f->gamma = take(&a, gates == 1 ? block : row, gates, 1);
+    f->kappa = take(&a, gates == 1 ? block : row, gates, 1);
+    f->statistic = take(&a, block, 1, 1);
+    f->factors = take(&a, block / group + 1, group * (group + 3) + 1, 1);
+    f->sums = take(&a, 2 * group, panel, 1);
+    f->commit = take(&a, p->key_dim, panel, 1);
+    f->aside = take(&a, 2 * rows, panel, 1);
+    f->raw = take(&a, 1, FWA_COLUMNS_LIMIT, 1);
+    f->head_size = a.size;
+    f->state = take(&a, p->key_dim, row, 1);
+    f->scale = take(&a, row, 1, 1);
+    f->keep = take(&a, row, 1, 1);
+    f->complete = take(&a, group, row, 1);
+    f->pending = take(&a, rows, row, 1);
+    f->predict = take(&a, rows, row, 1);
+    f->fold = (bool *)take(&a, row, 1, 1);
+    f->last_features = take(&a, rows, padded(p->key_dim), 1);
+    f->last_gram = take(&a, rows, rows, 1);
+    f->last_values = take(&a, tail, row, 1);
+    f->head_size = a.size - f->head_size;
+    return a.size + f->head_size * (size_t)(fwa_cpu_fused_heads(plan) - 1);
+}
+
+int32_t fwa_cpu_fused_heads(const fwa_cpu_plan *plan)
+{
+    const int32_t state = plan->problem.key_dim * padded(plan->problem.value_dim) *
+                          (int32_t)sizeof(float);
+    const int32_t heads = FWA_CPU_FUSED_STATES / state;
+    return heads < 1 ? 1 : heads < FWA_CPU_FUSED_HEADS ? heads : FWA_CPU_FUSED_HEADS;
+}
+
+/* A sequence has at most two segments more than whole ones fit into its length. */
 int64_t fwa_cpu_first_segment(const fwa_cpu_plan *plan, const fwa_sequence *s)
 {
-    return plan->segment ? s->before / (plan->segment * plan->chunk) + 2 * s->index : s->index;
+    return plan->segment ? s->before / plan->segment + 2 * s->index : s->index;
 }
 
 int64_t fwa_cpu_segments(const fwa_cpu_plan *plan, const fwa_extent *e)
 {
     int64_t tokens = e->batch * e->tokens;
-    return plan->segment ? tokens / (plan->segment * plan->chunk) + 2 * e->sequences : e->sequences;
+    return plan->segment ? tokens / plan->segment + 2 * e->sequences : e->sequences;
 }

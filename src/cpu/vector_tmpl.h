@@ -20,7 +20,7 @@ static inline __attribute__((always_inline)) void store(float *at, vec value)
 
 static inline __attribute__((always_inline)) vec splat(float value)
 {
-    return (vec){0} + value;
+    return value - (vec){0};
 }
 
 /* Sum of the lanes, as a tree: halves onto each other. */
@@ -37,6 +37,32 @@ static inline __attribute__((always_inline)) float sum_lanes(vec v)
     v += __builtin_shufflevector(v, v, 2, 3, 0, 1);
 #endif
     return v[0] + v[1];
+}
+
+typedef int32_t int_vec __attribute__((vector_size(FWA_LANES * 4)));
+
+/* mask ? a : b, lane by lane; mask is a comparison's result */
+static inline __attribute__((always_inline)) vec choose(int_vec mask, vec a, vec b)
+{
+    return (vec)((mask & (int_vec)a) | (~mask & (int_vec)b));
+}
+
+/* exp(x) for -104 <= x <= 0, to less than one unit in the last place: x = n ln 2 + r, |r| <= ln 2 / 2,
+ * exp(r) = 1 + r + r^2 p(r), with p fitted to the least error. A NaN stays. */
+static inline __attribute__((always_inline)) vec exp_vector(vec x)
+{
+    const vec magic = splat(0x1.8p23F); /* adding it rounds to an integer, in the low bits */
+    const vec shifted = x * splat(0x1.715476p0F) + magic, n = shifted - magic;
+    const vec r = (x - n * splat(0x1.63p-1F)) - n * splat(-0x1.bd0106p-13F);
+    const int_vec power = (int_vec)shifted - (int_vec)magic, half = power >> 1;
+    vec p = splat(0x1.6d9a7p-10F);
+    p = p * r + splat(0x1.123fe4p-7F);
+    p = p * r + splat(0x1.55547cp-5F);
+    p = p * r + splat(0x1.555488p-3F);
+    p = p * r + splat(0.5F);
+    p = p * (r * r) + r + splat(1);
+    /* 2^n in two factors: n may be below what a normal number has. */
+    return p * (vec)((half + 127) << 23) * (vec)((power - half + 127) << 23);
 }
 
 static float dot(const float *a, const float *b, int64_t n)
