@@ -93,7 +93,15 @@ dynamic() {
     readelf -d "$library" | sed -n "s/.*($1).*\[\(.*\)\]/\1/p"
 }
 check 'SONAME' test "$(dynamic SONAME)" = libfwa.so.0
-check 'no search path' test -z "$(dynamic RPATH)$(dynamic RUNPATH)"
+# Meson lets a library that is not installed yet find the OpenMP runtime of its compiler, which may
+# be outside of the system's folders. (The installed one has no path at all: tests/install.)
+search_path() {
+    dynamic RPATH
+    dynamic RUNPATH | tr ':' '\n' | while read -r folder; do
+        compgen -G "$folder/lib*omp.so*" > /dev/null || echo "$folder"
+    done
+}
+check 'no search path' test -z "$(search_path)"
 check 'no text relocations' sh -c "! readelf -d '$library' | grep -q TEXTREL"
 check 'no executable stack' sh -c "readelf -lW '$library' | grep GNU_STACK | grep -q 'RW '"
 

@@ -112,6 +112,7 @@ typedef struct fwa_cpu_fused {
     float *statistic;        /* [block]: E */
     float *factors;          /* of each group: see group_factors */
     float *sums;             /* [2 group, columns of a panel]: S'^T x, S'^T q */
+    float *wide;             /* [2 group + B, stride]: the same of all columns, when decoding */
     float *commit, *aside;   /* [D, columns of a panel]; [2 J, columns of a panel] */
     float *raw;              /* [256] */
     /* Of the head at hand, the first of heads that are head_size bytes apart. */

@@ -123,6 +123,16 @@ INLINE void row_scale(panel_row *row, const panel_row *by, const int U)
     }
 }
 
+/* Calls run with U, keys and channel as constants. */
+#define EACH_PANEL(f, run)                                                                         \
+    do {                                                                                           \
+        int64_t at = 0;                                                                            \
+        for (; at + PANEL <= (f)->width; at += PANEL)                                              \
+            run(PANEL_VECTORS);                                                                    \
+        for (; at < (f)->width; at += FWA_LANES)                                                   \
+            run(1);                                                                                \
+    } while (0)
+
 /* ---- Rows that are fetched ahead of their use ---- */
 
 /* The rows of q, k, v and o of the head and block that come next. They are shared out over the
@@ -983,25 +993,42 @@ INLINE int64_t panel_columns(const fused_work *f, int64_t at, const int U, bool 
     return left < 0 ? 0 : left < width ? left : width;
 }
 
-INLINE void load_panel(const fused_work *f, int64_t at, const int U)
+/* Row d of a state, in all panels. */
+INLINE void scatter_row(const fused_work *f, int64_t d, const float *row)
+{
+    const int64_t dim = f->w.p->key_dim;
+#define SCATTER(U)                                                                                 \
+    do {                                                                                           \
+        const panel_row part = row_load(row + at, U);                                              \
+        row_store(f->f->state + at * dim + d * (U * FWA_LANES), &part, U);                         \
+    } while (0)
+    EACH_PANEL(f, SCATTER);
+#undef SCATTER
+}
+
+/* The carry's state, or zeros. */
+static void load_states(const fused_work *f)
 {
     const unit_work *w = &f->w;
     const fwa_tensor *state = &w->carry->state, *norm = &w->carry->norm;
-    const int64_t width = U * FWA_LANES, slot = w->s->slot_in;
-    bool has_norm;
-    const int64_t columns = panel_columns(f, at, U, &has_norm);
-    float *row = f->f->state + at * w->p->key_dim;
+    const int64_t slot = w->s->slot_in;
+    const bool given = slot >= 0 && fwa_present(state);
+    float row[FWA_COLUMNS_LIMIT] = {0};
     int64_t d;
-    for (d = 0; d < w->p->key_dim; d++, row += width) {
-        if (columns < width || slot < 0 || !fwa_present(state))
-            memset(row, 0, sizeof(float) * (size_t)width);
-        if (slot >= 0 && columns && fwa_present(state))
-            fwa_load_f32(state,
-                         fwa_at3(state, slot, w->u.head, d) + (w->u.column + at) * state->stride[3],
-                         columns, row);
-        if (slot >= 0 && has_norm)
-            row[columns] = fwa_load_one_f32(
+    for (d = 0; d < w->p->key_dim; d++) {
+        const int64_t at = given
+                               ? fwa_at3(state, slot, w->u.head, d) + w->u.column * state->stride[3]
+                               : 0;
+        if (given && is_direct(w, state)) {
+            scatter_row(f, d, (const float *)(const void *)fwa_element(state, at));
+            continue;
+        }
+        if (given)
+            fwa_load_f32(state, at, w->u.columns, row);
+        if (slot >= 0 && w->p->normalizer)
+            row[w->u.columns] = fwa_load_one_f32(
                 norm, fwa_at2(norm, slot, w->u.head) + d * norm->stride[2], 0);
+        scatter_row(f, d, row);
     }
 }
 
@@ -1014,10 +1041,15 @@ INLINE void store_panel(const fused_work *f, int64_t at, const float *row, const
     const int64_t columns = panel_columns(f, at, U, &has_norm);
     int64_t d;
     for (d = 0; slot >= 0 && d < w->p->key_dim; d++, row += U * FWA_LANES) {
-        if (columns && fwa_present(state))
-            fwa_store_f32(
-                state, fwa_at3(state, slot, w->u.head, d) + (w->u.column + at) * state->stride[3],
-                columns, row);
+        const int64_t to = fwa_present(state) ? fwa_at3(state, slot, w->u.head, d) +
+                                                    (w->u.column + at) * state->stride[3]
+                                              : 0;
+        if (columns && fwa_present(state) && is_direct(w, state)) {
+            const panel_row part = row_load(row, U);
+            row_store((float *)(void *)fwa_element(state, to), &part, U);
+        } else if (columns && fwa_present(state)) {
+            fwa_store_f32(state, to, columns, row);
+        }
         if (has_norm && w->u.column == 0 && fwa_present(norm))
             fwa_store_f32(norm, fwa_at2(norm, slot, w->u.head) + d, 1, row + columns);
     }
@@ -1108,16 +1140,6 @@ INLINE void run_panel(const fused_work *f, int64_t at, const int U, const bool k
         store_panel(f, at, state, U);
 }
 
-/* Calls run with U, keys and channel as constants. */
-#define EACH_PANEL(f, run)                                                                         \
-    do {                                                                                           \
-        int64_t at = 0;                                                                            \
-        for (; at + PANEL <= (f)->width; at += PANEL)                                              \
-            run(PANEL_VECTORS);                                                                    \
-        for (; at < (f)->width; at += FWA_LANES)                                                   \
-            run(1);                                                                                \
-    } while (0)
-
 /* The block at hand, all panels. */
 static void run_block(const fused_work *f, fetcher *ahead, bool keep)
 {
@@ -1154,15 +1176,13 @@ static void select_head(fused_work *f, fwa_cpu_fused *first, int64_t index)
     f->width = (f->w.u.width + FWA_LANES - 1) / FWA_LANES * FWA_LANES;
 }
 
-/* The head's state and the pairs of its tail, from the carry. */
-static void begin_head(fused_work *f)
+/* The pairs of the head's tail, from the carry. */
+static void load_tail(const fused_work *f)
 {
     const unit_work *w = &f->w;
     const fwa_cpu_fused *s = f->f;
     const int64_t tail = w->window - 1;
     int64_t i;
-    for (i = 0; i < f->base; i++)
-        memset(s->features + i * FEATURE_ROW, 0, sizeof(float) * (size_t)f->dim);
     for (i = 0; i < tail; i++)
         memset(s->values + i * s->stride, 0, sizeof(float) * (size_t)s->stride);
     for (i = w->first_pair < 0 ? w->first_pair : 0; i < 0; i++) {
@@ -1171,9 +1191,18 @@ static void begin_head(fused_work *f)
         load_value(w, i, s->values + (tail + i) * s->stride);
         fused_products(f, f->base + i, f->base + i - f->first + 1, NULL);
     }
+}
+
+/* The head's state and the pairs of its tail, from the carry. */
+static void begin_head(const fused_work *f)
+{
+    int64_t i;
+    for (i = 0; i < f->base; i++)
+        memset(f->f->features + i * FEATURE_ROW, 0, sizeof(float) * (size_t)f->dim);
+    load_tail(f);
+    load_states(f);
 #define LOAD(U)                                                                                    \
     do {                                                                                           \
-        load_panel(f, at, U);                                                                      \
         clear_pending(f, at, U);                                                                   \
         predict_tail(f, GROUP, at, U);                                                             \
     } while (0)
@@ -1194,6 +1223,225 @@ static void store_block(const fused_work *f)
                       w->u.columns, f->output + b * f->output_stride);
 }
 
+/* ---- A group or less of tokens, on the carry's own memory: decoding ---- */
+
+/* A state in memory, its rows `stride` apart, and the one that comes after it. */
+typedef struct {
+    const float *from;
+    float *to;
+    int64_t from_stride, to_stride;
+    const char *next; /* NULL: none */
+    int64_t next_step, next_lines;
+} state_rows;
+
+/* Fetches part `part` (0, 1) of row d of the state that comes next. */
+INLINE void fetch_row(const state_rows *r, int64_t d, int64_t part)
+{
+    const int64_t half = (r->next_lines + 1) / 2, begin = part * half;
+    const int64_t end = part ? r->next_lines : half;
+    int64_t line;
+    for (line = begin; r->next && line < end; line++)
+        __builtin_prefetch(r->next + d * r->next_step + 64 * line, 0, 2);
+}
+
+/* S^T x and S^T q of U vectors of columns; x is wanted where `keys` is. */
+INLINE void project_wide(const int U, const bool keys, int64_t dim, const state_rows *r, int64_t at,
+                         const float *key, float *key_to, float *query_to, bool ahead)
+{
+    vec key_sum[DECODE_VECTORS] = {{0}}, query_sum[DECODE_VECTORS] = {{0}};
+    const float *s = r->from + at;
+    int64_t d;
+    for (d = 0; d < dim; d++, s += r->from_stride) {
+        vec x = splat(key[d]), q = splat(key[d + QUERY]);
+        PIN(x);
+        PIN(q);
+        if (ahead)
+            fetch_row(r, d, 0);
+        FOR_U
+        {
+            const vec row = load(s + u * FWA_LANES);
+            if (keys)
+                key_sum[u] += x * row;
+            query_sum[u] += q * row;
+        }
+    }
+    FOR_U
+    {
+        if (keys)
+            store(key_to + at + u * FWA_LANES, key_sum[u]);
+        store(query_to + at + u * FWA_LANES, query_sum[u]);
+    }
+}
+
+/* S = keep S + x w^T, or keep S, of U vectors of columns. */
+INLINE void add_wide(const int U, const bool pair_given, int64_t dim, const state_rows *r,
+                     int64_t at, const float *x, const float *w, const float *keep, bool ahead)
+{
+    vec pair[DECODE_VECTORS] = {{0}}, factor[DECODE_VECTORS] = {{0}};
+    const float *from = r->from + at;
+    float *to = r->to + at;
+    int64_t d;
+    FOR_U
+    {
+        if (pair_given)
+            pair[u] = load(w + at + u * FWA_LANES);
+        factor[u] = keep ? load(keep + at + u * FWA_LANES) : splat(1);
+    }
+    for (d = 0; d < dim; d++, from += r->from_stride, to += r->to_stride) {
+        vec a = splat(pair_given ? x[d] : 0);
+        PIN(a);
+        if (ahead)
+            fetch_row(r, d, 1);
+        FOR_U
+        {
+            vec row = load(from + u * FWA_LANES) * factor[u];
+            PIN(row);
+            if (pair_given)
+                row += a * pair[u];
+            store(to + u * FWA_LANES, row);
+        }
+    }
+}
+
+/* Calls run(U) for the unit's columns, in as wide steps as there are. */
+#define EACH_WIDE(f, run)                                                                          \
+    do {                                                                                           \
+        int64_t at = 0;                                                                            \
+        for (; at + DECODE_VECTORS * FWA_LANES <= (f)->width; at += DECODE_VECTORS * FWA_LANES)    \
+            run(DECODE_VECTORS);                                                                   \
+        for (; at + 2 * FWA_LANES <= (f)->width; at += 2 * FWA_LANES)                              \
+            run(2);                                                                                \
+        for (; at < (f)->width; at += FWA_LANES)                                                   \
+            run(1);                                                                                \
+    } while (0)
+
+/* True where the state can be worked on where it is, and no pass is needed. */
+static bool decode_fits(const fused_work *f)
+{
+    const fwa_sequence *s = f->w.s;
+    const fwa_tensor *in = &f->w.carry->state;
+    const fwa_tensor *out = f->args ? &f->args->carry_out.state : NULL;
+    const int64_t columns = f->w.p->value_dim < f->unit->columns ? f->w.p->value_dim
+                                                                 : f->unit->columns;
+    return out && fwa_present(in) && fwa_present(out) && in->dtype == FWA_DTYPE_F32 &&
+           out->dtype == FWA_DTYPE_F32 && in->stride[3] == 1 && out->stride[3] == 1 &&
+           s->slot_in >= 0 && s->slot_out >= 0 && !f->w.p->normalizer &&
+           f->w.p->value_dim % FWA_LANES == 0 && columns % FWA_LANES == 0 && s->length > 0 &&
+           s->length <= GROUP - s->seen % GROUP;
+}
+
+static float *state_row(const fwa_tensor *t, int64_t slot, int64_t head, int64_t column)
+{
+    return (float *)(void *)fwa_element(t, fwa_at2(t, slot, head)) + column;
+}
+
+static state_rows decode_rows(const fused_work *f, const fwa_sequence *next, bool has_next)
+{
+    const fwa_tensor *in = &f->w.carry->state, *out = &f->args->carry_out.state;
+    const fwa_cpu_unit *u = &f->w.u;
+    state_rows r = {state_row(in, f->w.s->slot_in, u->head, u->column),
+                    state_row(out, f->w.s->slot_out, u->head, u->column),
+                    in->stride[2],
+                    out->stride[2],
+                    NULL,
+                    in->stride[2] * (int64_t)sizeof(float),
+                    (u->columns * (int64_t)sizeof(float) + 63) / 64};
+    if (has_next)
+        r.next = (const char *)(u->head + 1 < f->unit->head + f->unit->heads
+                                    ? state_row(in, f->w.s->slot_in, u->head + 1, u->column)
+                                    : state_row(in, next->slot_in, f->unit->head, u->column));
+    return r;
+}
+
+/* The walk of all columns through the first `tokens` tokens, from the products in `wide`: those of
+ * the group's keys, its queries, a row of no use, and the tail's keys. */
+static void decode_walk(const fused_work *f, int64_t tokens)
+{
+    const fwa_cpu_fused *s = f->f;
+#define WALK(U, regression, channel)                                                               \
+    do {                                                                                           \
+        const group_work g = {0, tokens, GROUP, f->first > GROUP ? f->first - GROUP : 0, at};      \
+        panel_row decay;                                                                           \
+        for (int64_t i = 0; i < 2 * GROUP; i++)                                                    \
+            memcpy(s->sums + i * PANEL, s->wide + i * s->stride + at,                              \
+                   sizeof(float) * (size_t)(U * FWA_LANES));                                       \
+        for (int64_t i = 0; i < f->w.window - 1; i++)                                              \
+            memcpy(s->predict + i * s->stride + at,                                                \
+                   s->wide + (2 * GROUP + 1 + i) * s->stride + at,                                 \
+                   sizeof(float) * (size_t)(U * FWA_LANES));                                       \
+        clear_pending(f, at, U);                                                                   \
+        decay = walk(f, &g, tokens, regression, channel, U);                                       \
+        row_store(s->keep + at, &decay, U);                                                        \
+    } while (0)
+#define WALK_RULE(U)                                                                               \
+    do {                                                                                           \
+        if (f->w.regression && f->w.per_channel)                                                   \
+            WALK(U, true, true);                                                                   \
+        else if (f->w.regression)                                                                  \
+            WALK(U, true, false);                                                                  \
+        else if (f->w.per_channel)                                                                 \
+            WALK(U, false, true);                                                                  \
+        else                                                                                       \
+            WALK(U, false, false);                                                                 \
+    } while (0)
+    EACH_PANEL(f, WALK_RULE);
+#undef WALK_RULE
+#undef WALK
+}
+
+static void decode_head(fused_work *f, const fwa_sequence *next, bool has_next)
+{
+    const fwa_cpu_fused *s = f->f;
+    const int64_t dim = f->w.p->key_dim, commit = f->w.s->commit, tail = f->w.window - 1;
+    const int64_t low = f->first > GROUP ? f->first - GROUP : 0;
+    state_rows r = decode_rows(f, next, has_next);
+    int64_t t;
+    load_tail(f);
+    load_block(f, false);
+    for (t = 0; t < f->tokens; t++) {
+        const float *key = s->features + (f->base + t) * FEATURE_ROW;
+        float *key_to = s->wide + t * s->stride, *query_to = key_to + GROUP * s->stride;
+#define PROJECT(U)                                                                                 \
+    do {                                                                                           \
+        if (f->w.regression)                                                                       \
+            project_wide(U, true, dim, &r, at, key, key_to, query_to, t == 0 && at == 0);          \
+        else                                                                                       \
+            project_wide(U, false, dim, &r, at, key, key_to, query_to, t == 0 && at == 0);         \
+    } while (0)
+        EACH_WIDE(f, PROJECT);
+#undef PROJECT
+    }
+    for (t = low; f->w.regression && t < tail; t++) {
+        const float *key = s->features + (GROUP + t) * FEATURE_ROW;
+#define PREDICT(U)                                                                                 \
+    project_wide(U, true, dim, &r, at, key, s->wide + (2 * GROUP + 1 + t) * s->stride,             \
+                 s->wide + 2 * GROUP * s->stride, false)
+        EACH_WIDE(f, PREDICT);
+#undef PREDICT
+    }
+    decode_walk(f, f->tokens);
+    store_block(f);
+    if (commit == 0)
+        return;
+    if (commit < f->tokens) {
+        decode_walk(f, commit); /* outputs are stored; this leaves w as of then */
+    }
+    for (t = low; t < tail + commit; t++) {
+        const float *x = s->features + (GROUP + t) * FEATURE_ROW, *w = s->pending + t * s->stride;
+        const float *keep = t == low ? s->keep : NULL;
+#define ADD(U) add_wide(U, true, dim, &r, at, x, w, keep, t == low && at == 0)
+        EACH_WIDE(f, ADD);
+#undef ADD
+        r.from = r.to;
+        r.from_stride = r.to_stride;
+    }
+    if (low >= tail + commit) { /* no pair */
+#define COPY(U) add_wide(U, false, dim, &r, at, NULL, NULL, s->keep, at == 0)
+        EACH_WIDE(f, COPY);
+#undef COPY
+    }
+}
+
 static void FWA_KERNEL(fused)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_carry *in,
                               const fwa_sequence *s, const fwa_cpu_fused_unit *unit,
                               const fwa_cpu_fused *scratch, const fwa_cpu_partials *kept)
@@ -1207,6 +1455,20 @@ static void FWA_KERNEL(fused)(const fwa_cpu_plan *plan, const fwa_call *call, co
     int64_t segment = fwa_cpu_first_segment(plan, s), start, tokens, next, after, h;
     f.base = f.w.window - 1 + GROUP;
     f.dim = (f.w.p->key_dim + FWA_LANES - 1) / FWA_LANES * FWA_LANES;
+    if (!kept && decode_fits(&f)) {
+        const bool more = s->index + 1 < call->extent.sequences;
+        fwa_sequence other = *s;
+        if (more)
+            other = fwa_sequence_get(&f.w.in, s->index + 1);
+        for (h = 0; h < unit->heads; h++) {
+            select_head(&f, &first, h);
+            set_block(&f, 0, s->length);
+            if (s->commit == 0)
+                copy_state(&f.w, &f.args->carry_out);
+            decode_head(&f, &other, h + 1 < unit->heads || (more && other.slot_in >= 0));
+        }
+        return;
+    }
     for (h = 0; h < unit->heads; h++) {
         select_head(&f, &first, h);
         if (s->padded && f.args)

@@ -2,6 +2,7 @@
 #define FWA_LANES        16
 #define GROUP            4
 #define PANEL_VECTORS    2
+#define DECODE_VECTORS   8
 #define FWA_KERNEL(name) name##_avx512
 #include "kernel_tmpl.h"
 #include "kernels.h"

@@ -2,6 +2,7 @@
 #define FWA_LANES        4
 #define GROUP            2
 #define PANEL_VECTORS    2
+#define DECODE_VECTORS   4
 #define FWA_KERNEL(name) name##_generic
 #include "kernel_tmpl.h"
 #include "kernels.h"

@@ -4,6 +4,9 @@
 #include "kernels.h"
 
 #include <stdio.h>
+#ifdef FWA_CPU_AARCH64
+#include <sys/auxv.h>
+#endif
 
 #ifdef FWA_CPU_X86
 bool fwa_cpu_has_avx2(void)
@@ -21,11 +24,21 @@ bool fwa_cpu_has_avx512(void)
 }
 #endif
 
+#ifdef FWA_CPU_AARCH64
+bool fwa_cpu_has_neon(void)
+{
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMD) != 0;
+}
+#endif
+
 /* Best first. */
 static const fwa_cpu_kernels *const tables[] = {
 #ifdef FWA_CPU_X86
     &fwa_cpu_kernels_avx512,
     &fwa_cpu_kernels_avx2,
+#endif
+#ifdef FWA_CPU_AARCH64
+    &fwa_cpu_kernels_neon,
 #endif
     &fwa_cpu_kernels_generic,
 };

@@ -101,7 +101,8 @@ size_t fwa_cpu_fused_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_fused 
     const fwa_problem *p = &plan->problem;
     const int32_t group = plan->kernels->group, panel = plan->kernels->panel;
     const int32_t lanes = plan->kernels->lanes;
-    const int64_t tail = p->window - 1, rows = tail + group, block = FWA_CPU_FUSED_BLOCK;
+    const int64_t window = p->window, tail = window - 1, rows = tail + group,
+                  block = FWA_CPU_FUSED_BLOCK;
     const int64_t gates = p->dynamics == FWA_DYNAMICS_PER_CHANNEL ? block : 1;
     arena a = {base, 0};
     int64_t row;
@@ -119,6 +120,7 @@ size_t fwa_cpu_fused_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_fused 
     f->statistic = take(&a, block, 1, 1);
     f->factors = take(&a, block / group + 1, group * (group + 3) + 1, 1);
     f->sums = take(&a, 2 * group, panel, 1);
+    f->wide = take(&a, 2 * group + window, row, 1);
     f->commit = take(&a, p->key_dim, panel, 1);
     f->aside = take(&a, 2 * rows, panel, 1);
     f->raw = take(&a, 1, FWA_COLUMNS_LIMIT, 1);
