@@ -71,8 +71,8 @@ static int32_t greatest_block(const fwa_cpu_plan *plan)
 {
     const fwa_problem *p = &plan->problem;
     int32_t block = plan->form == FWA_FORM_MASKED ? MASKED_BLOCK : plan->kernels->block;
-    /* The normaliser's z belongs to one unit, so it has all columns. */
-    return p->normalizer || p->value_dim < block ? p->value_dim : block;
+    /* The normaliser's z belongs to one unit, so it has all columns; and a head's adjoint is one. */
+    return plan->adjoint || p->normalizer || p->value_dim < block ? p->value_dim : block;
 }
 
 static fwa_status make_plan(void *device, const fwa_problem *problem, int32_t lanes, void **result,
@@ -93,6 +93,8 @@ static fwa_status make_plan(void *device, const fwa_problem *problem, int32_t la
                                                  : plan->form == FWA_FORM_RECURRENT;
     plan->segment = plan->chunk ? FWA_CPU_SEGMENT_TOKENS : 0;
     plan->fused = plan->form == FWA_FORM_CHUNKED;
+    plan->adjoint = plan->fused && problem->window == 1 && !problem->normalizer &&
+                    problem->dynamics == FWA_DYNAMICS_PER_HEAD;
     plan->block = greatest_block(plan);
     plan->blocks = (problem->value_dim + plan->block - 1) / plan->block;
     for (pass = 0; pass < 2; pass++) {
@@ -135,6 +137,7 @@ static size_t add_sizes(size_t a, size_t b)
     return a > PTRDIFF_MAX || b > PTRDIFF_MAX || a + b > PTRDIFF_MAX ? SIZE_MAX : a + b;
 }
 
+/* Bytes of the kept states, and of the residuals behind them. */
 static size_t states_size(const fwa_cpu_plan *plan, const fwa_extent *extent)
 {
     const fwa_problem *p = &plan->problem;
@@ -142,9 +145,27 @@ static size_t states_size(const fwa_cpu_plan *plan, const fwa_extent *extent)
                   fwa_cpu_kept_stride(p));
 }
 
+static size_t residuals_size(const fwa_cpu_plan *plan, const fwa_extent *extent)
+{
+    const fwa_problem *p = &plan->problem;
+    if (!plan->adjoint || p->objective != FWA_OBJECTIVE_REGRESSION)
+        return 0;
+    return floats(p->heads_value, extent->batch * extent->tokens, fwa_cpu_residual_stride(p), 1);
+}
+
 static size_t saved_size(const void *plan, const fwa_extent *extent)
 {
-    return states_size(plan, extent);
+    return add_sizes(states_size(plan, extent), residuals_size(plan, extent));
+}
+
+/* Lets the parts be in memory of saved_size bytes. */
+static void place_kept(const fwa_cpu_plan *plan, const fwa_extent *extent, char *base,
+                       fwa_cpu_partials *parts)
+{
+    parts->states = (float *)(void *)base;
+    parts->residuals = residuals_size(plan, extent)
+                           ? (float *)(void *)(base + states_size(plan, extent))
+                           : NULL;
 }
 
 /* The parts of a backward's workspace behind the lanes' scratch; places them where base is given.
@@ -155,8 +176,8 @@ static size_t place_partials(const fwa_cpu_plan *plan, const fwa_extent *extent,
     const fwa_problem *p = &plan->problem;
     const int64_t units = (int64_t)p->heads_value * plan->blocks;
     const int64_t stride = (p->key_dim + 15) / 16 * 16;
-    float **places[] = {&parts->x, &parts->q, &parts->gates, &parts->norm, &parts->states};
-    size_t sizes[5], total = 0, i;
+    float **places[] = {&parts->x, &parts->q, &parts->gates, &parts->norm};
+    size_t sizes[4], total = 0, i;
     parts->tokens = extent->batch * extent->tokens;
     parts->sequences = extent->sequences;
     parts->rows = parts->tokens + extent->sequences * (p->window - 1);
@@ -165,12 +186,13 @@ static size_t place_partials(const fwa_cpu_plan *plan, const fwa_extent *extent,
     sizes[1] = floats(units, parts->tokens, stride, 1);
     sizes[2] = floats(units, parts->tokens, 3, 1);
     sizes[3] = floats(units, parts->sequences, stride, 1);
-    sizes[4] = states_size(plan, extent);
-    for (i = 0; i < 5; i++) {
+    for (i = 0; i < 4; i++) {
         *places[i] = base ? (float *)(void *)(base + total) : NULL;
         total = add_sizes(total, sizes[i]);
     }
-    return total;
+    if (base)
+        place_kept(plan, extent, base + total, parts);
+    return add_sizes(total, saved_size(plan, extent));
 }
 
 /* Bytes of one lane's scratch. */
@@ -178,10 +200,13 @@ static size_t lane_size(const fwa_cpu_plan *plan, int64_t tokens, bool backward)
 {
     fwa_cpu_chunk chunk;
     fwa_cpu_fused fused;
-    size_t fused_size = plan->fused ? fwa_cpu_fused_layout(plan, NULL, &fused) : 0, size = 0;
-    if (backward || !plan->fused)
-        size = fwa_cpu_chunk_layout(plan, tokens, backward, NULL, &chunk);
-    return size > fused_size ? size : fused_size;
+    fwa_cpu_adjoint adjoint;
+    size_t forward = plan->fused ? fwa_cpu_fused_layout(plan, NULL, &fused)
+                                 : fwa_cpu_chunk_layout(plan, tokens, backward, NULL, &chunk);
+    size_t size = !backward       ? 0
+                  : plan->adjoint ? fwa_cpu_adjoint_layout(plan, NULL, &adjoint)
+                                  : fwa_cpu_chunk_layout(plan, tokens, true, NULL, &chunk);
+    return size > forward ? size : forward;
 }
 
 static size_t lanes_size(const fwa_cpu_plan *plan, const fwa_extent *extent, bool backward)
@@ -305,7 +330,7 @@ static fwa_status forward(const void *data, const fwa_call *call, fwa_message *m
     (void)message;
     if (call->forward->saved) {
         place_partials(plan, &call->extent, NULL, &kept);
-        kept.states = call->forward->saved;
+        place_kept(plan, &call->extent, call->forward->saved, &kept);
         work.kept = &kept;
     }
     fwa_host_forward(call, &plan->problem, work.states, forward_unit, &work,
@@ -324,10 +349,16 @@ static void recompute_unit(void *data, int64_t index, int64_t lane)
 static void backward_unit(void *data, int64_t index, int64_t lane)
 {
     const call_work *work = data;
+    const fwa_cpu_plan *plan = work->plan;
     fwa_sequence s = fwa_sequence_get(&work->in, index / work->units);
-    fwa_cpu_chunk chunk = lane_chunk(work, lane);
-    work->plan->kernels->backward(work->plan, work->call, &s, index % work->units, &chunk,
-                                  &work->parts);
+    if (plan->adjoint) {
+        fwa_cpu_adjoint adjoint;
+        fwa_cpu_adjoint_layout(plan, work->scratch + (size_t)lane * work->lane_size, &adjoint);
+        plan->kernels->adjoint(plan, work->call, &s, index % work->units, &adjoint, &work->parts);
+    } else {
+        fwa_cpu_chunk chunk = lane_chunk(work, lane);
+        plan->kernels->backward(plan, work->call, &s, index % work->units, &chunk, &work->parts);
+    }
 }
 
 static fwa_status backward(const void *data, const fwa_call *call, fwa_message *message)
@@ -339,7 +370,8 @@ static fwa_status backward(const void *data, const fwa_call *call, fwa_message *
     place_partials(plan, &call->extent, work.scratch + work.lane_size * (size_t)plan->lanes,
                    &work.parts);
     if (call->backward->saved)
-        work.parts.states = (float *)(uintptr_t)call->backward->saved; /* only read */
+        place_kept(plan, &call->extent, (char *)(uintptr_t)call->backward->saved, /* only read */
+                   &work.parts);
     else
         fwa_host_tasks(call->executor, sequences * work.states, recompute_unit, &work);
     fwa_host_tasks(call->executor, sequences * work.units, backward_unit, &work);

@@ -43,6 +43,7 @@ typedef struct fwa_cpu_plan {
     int32_t block;   /* value columns per unit */
     int32_t blocks;  /* units per value head */
     bool fused;      /* the forward is fused_tmpl.h's */
+    bool adjoint;    /* the backward is adjoint_tmpl.h's */
     char name[2][96];
 } fwa_cpu_plan;
 
@@ -55,6 +56,7 @@ typedef struct fwa_cpu_partials {
     float *gates;  /* [units, tokens, 3]: beta (per head), lambda, log_gate */
     float *norm;   /* [units, sequences, dim_stride] */
     float *states; /* [Hv, segments, D, kept stride]: the caller's saved buffer, or the workspace */
+    float *residuals; /* [Hv, tokens, V padded to 16]: v - S^T x; NULL: not kept. Behind `states` */
     int64_t rows, tokens, sequences, segments;
 } fwa_cpu_partials;
 
@@ -125,6 +127,25 @@ typedef struct fwa_cpu_fused {
     float *last_features, *last_gram, *last_values; /* rows that the next block looks back at */
 } fwa_cpu_fused;
 
+/* Tokens of a chunk of the adjoint. */
+#define FWA_CPU_ADJOINT_CHUNK 16
+
+/* One lane's scratch for the adjoint (adjoint_tmpl.h); C is its chunk. */
+typedef struct fwa_cpu_adjoint {
+    int64_t dim_stride, width_stride; /* floats between rows of features, of value columns */
+    float *starts;       /* [chunks of a segment + 1, V, dim_stride]: states, transposed */
+    float *grad;         /* [V, dim_stride]: the state's gradient, transposed */
+    float *features;     /* [segment, key and query] */
+    float *values;       /* [segment, width_stride]: the inner product's residuals */
+    float *rows;         /* [2 C, width_stride]: H_0, dO_0, H_1, ... */
+    float *scaled;       /* [2 C, width_stride]: multiples of those */
+    float *written_grad; /* [C, width_stride]: X dS */
+    float *by_state;     /* [2 C, dim_stride]: H_0 S^T, dO_0 S^T, ... */
+    float *by_grad;      /* [C, dim_stride]: R dS^T */
+    float *keep, *ones;  /* one row */
+    float *raw;          /* [256] */
+} fwa_cpu_adjoint;
+
 /* Heads [head, head + heads) and their value columns [column, column + columns). */
 typedef struct fwa_cpu_fused_unit {
     int64_t head, heads, column;
@@ -147,6 +168,9 @@ typedef struct fwa_cpu_kernels {
     void (*fused)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_carry *in,
                   const fwa_sequence *sequence, const fwa_cpu_fused_unit *unit,
                   const fwa_cpu_fused *scratch, const fwa_cpu_partials *kept);
+    /* The same backward, one head. */
+    void (*adjoint)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_sequence *sequence,
+                    int64_t unit, fwa_cpu_adjoint *scratch, const fwa_cpu_partials *partials);
     /* One unit backward, into the partials and the outputs that it owns. */
     void (*backward)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_sequence *sequence,
                      int64_t unit, fwa_cpu_chunk *chunk, const fwa_cpu_partials *partials);
@@ -163,6 +187,7 @@ size_t fwa_cpu_chunk_layout(const fwa_cpu_plan *plan, int64_t tokens, bool backw
                             fwa_cpu_chunk *chunk);
 
 size_t fwa_cpu_fused_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_fused *fused);
+size_t fwa_cpu_adjoint_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_adjoint *adjoint);
 /* Most heads of a unit: as many as have their states in a second-level cache. */
 int32_t fwa_cpu_fused_heads(const fwa_cpu_plan *plan);
 
@@ -186,6 +211,18 @@ static inline float *fwa_cpu_kept(const fwa_problem *p, const fwa_cpu_partials *
                                   int64_t segment)
 {
     return parts->states + (head * parts->segments + segment) * p->key_dim * fwa_cpu_kept_stride(p);
+}
+
+/* Floats between residuals, and the residual of a token of the call. */
+static inline int64_t fwa_cpu_residual_stride(const fwa_problem *p)
+{
+    return (p->value_dim + 15) / 16 * 16;
+}
+
+static inline float *fwa_cpu_residual(const fwa_problem *p, const fwa_cpu_partials *parts,
+                                      int64_t head, int64_t token)
+{
+    return parts->residuals + (head * parts->tokens + token) * fwa_cpu_residual_stride(p);
 }
 
 /* Segments of a sequence begin at its first token and where the tokens seen are a multiple. */

@@ -33,6 +33,37 @@
 #define PIN(value) (void)0
 #endif
 
+/* One row of features, padded with zeros: x = phi(norm(raw)). */
+static void feature_row(const fwa_problem *p, int64_t dim, const float *raw, float *x)
+{
+    vec inverse = splat(1);
+    int64_t d;
+    if (p->qk_norm != FWA_NORM_NONE) {
+        vec sum = splat(0);
+        float root;
+        for (d = 0; d < dim; d += FWA_LANES)
+            sum += load(raw + d) * load(raw + d);
+        root = sum_lanes(sum);
+        if (p->qk_norm == FWA_NORM_RMS)
+            root /= (float)p->key_dim;
+        root = sqrtf(root + (float)p->norm_eps);
+        inverse = splat(root != 0 ? 1 / root : 0);
+    }
+    for (d = 0; d < dim; d += FWA_LANES) {
+        vec value = load(raw + d) * inverse;
+        if (p->phi == FWA_FEATURE_MAP_RELU) {
+            value = choose(value < splat(0), splat(0), value); /* a NaN stays */
+        } else if (p->phi == FWA_FEATURE_MAP_ELU1) {
+            const vec low = choose(value < splat(-104), splat(-104), value);
+            value = choose(value > splat(0), value + splat(1),
+                           exp_vector(choose(low > splat(0), splat(0), low)));
+        }
+        store(x + d, value);
+    }
+    for (d = p->key_dim; d < dim; d++)
+        x[d] = 0;
+}
+
 typedef struct {
     vec v[PANEL_VECTORS];
 } panel_row;
@@ -54,6 +85,8 @@ typedef struct {
     float *output;
     int64_t value_stride, output_stride;
     float output_scale; /* what the walk multiplies outputs by */
+    float *residual;    /* where residuals are left for the backward, rows of residual_stride */
+    int64_t residual_stride;
 } fused_work;
 
 /* True where the unit's columns of t can be read and written as whole vectors. */
@@ -70,7 +103,7 @@ static float *direct_row(const unit_work *w, const fwa_tensor *t, int64_t token)
 }
 
 /* The head and block at hand. */
-static void set_block(fused_work *f, int64_t start, int64_t tokens)
+static void set_block(fused_work *f, int64_t start, int64_t tokens, const fwa_cpu_partials *kept)
 {
     const unit_work *w = &f->w;
     const fwa_tensor *o = f->args ? &f->args->o : NULL;
@@ -85,6 +118,10 @@ static void set_block(fused_work *f, int64_t start, int64_t tokens)
     f->output = f->direct_outputs ? direct_row(w, o, start) : f->f->outputs;
     f->output_stride = f->direct_outputs ? o->stride[1] : f->f->stride;
     f->output_scale = w->p->normalizer ? 1 : (float)w->p->scale;
+    f->residual_stride = fwa_cpu_residual_stride(w->p);
+    f->residual = kept && kept->residuals
+                      ? fwa_cpu_residual(w->p, kept, w->u.head, w->s->before + start) + w->u.column
+                      : NULL;
 }
 
 INLINE panel_row row_load(const float *at, const int U)
@@ -526,38 +563,6 @@ static void copy_rows(const fused_work *f, bool back)
     }
 }
 
-/* One row of features, padded with zeros: x = phi(norm(raw)). */
-static void fused_feature(const fused_work *f, const float *raw, float *x)
-{
-    const fwa_problem *p = f->w.p;
-    vec inverse = splat(1);
-    int64_t d;
-    if (p->qk_norm != FWA_NORM_NONE) {
-        vec sum = splat(0);
-        float root;
-        for (d = 0; d < f->dim; d += FWA_LANES)
-            sum += load(raw + d) * load(raw + d);
-        root = sum_lanes(sum);
-        if (p->qk_norm == FWA_NORM_RMS)
-            root /= (float)p->key_dim;
-        root = sqrtf(root + (float)p->norm_eps);
-        inverse = splat(root != 0 ? 1 / root : 0);
-    }
-    for (d = 0; d < f->dim; d += FWA_LANES) {
-        vec value = load(raw + d) * inverse;
-        if (p->phi == FWA_FEATURE_MAP_RELU) {
-            value = choose(value < splat(0), splat(0), value); /* a NaN stays */
-        } else if (p->phi == FWA_FEATURE_MAP_ELU1) {
-            const vec low = choose(value < splat(-104), splat(-104), value);
-            value = choose(value > splat(0), value + splat(1),
-                           exp_vector(choose(low > splat(0), splat(0), low)));
-        }
-        store(x + d, value);
-    }
-    for (d = p->key_dim; d < f->dim; d++)
-        x[d] = 0;
-}
-
 /* D raw numbers, padded with zeros to whole vectors. */
 static const float *pad_row(const fused_work *f, float *raw)
 {
@@ -582,19 +587,19 @@ static const float *padded_row(const fused_work *f, const fwa_tensor *t, int64_t
  *
  *     u_t = v_t - e_t Y_t      w_i = sum_{j<=i} M_ij u_j      o_t = b_t Z_t + sum_{j<=t} N_tj u_j
  *
- * e, b, M and N one behind the other; M and N are triangles, by rows. M holds the decay to the
+ * e, b, M, N and T one behind the other, where r = T u; the last three are triangles, by rows. M holds the decay to the
  * group's end and, unless it is folded, 1/g; N and b hold the problem's scale. The last factor is g
  * at the group's end, not folded. Returns g where the next group starts. */
 #define TRIANGLE       (GROUP * (GROUP + 1) / 2)
 #define IN_TRIANGLE(t) ((t) * ((t) + 1) / 2)
-#define GROUP_FACTORS  (2 * GROUP + 2 * TRIANGLE + 1)
+#define GROUP_FACTORS  (2 * GROUP + 3 * TRIANGLE + 1)
 
 static float group_factors(const fused_work *f, int64_t b, float g, float *to)
 {
     const unit_work *w = &f->w;
     const fwa_cpu_fused *s = f->f;
     const float *gamma = s->gamma + b, *kappa = s->kappa + b, scale = f->output_scale;
-    float *e = to, *read = to + GROUP, *M = to + 2 * GROUP, *N = M + TRIANGLE, end = g, inverse;
+    float *e = to, *read = to + GROUP, *M = to + 2 * GROUP, *N = M + TRIANGLE, *T = N + TRIANGLE, end = g, inverse;
     float decay[GROUP]; /* of pair i to the token at hand */
     float solve[GROUP][GROUP], written[GROUP][GROUP], before;
     UNROLL for (int t = 0; t < GROUP; t++)
@@ -616,7 +621,11 @@ static float group_factors(const fused_work *f, int64_t b, float g, float *to)
             solve[t][j] = sum;
         }
         solve[t][t] = 1;
-        UNROLL for (int j = 0; j <= t; j++) written[t][j] = kappa[t] * solve[t][j];
+        UNROLL for (int j = 0; j <= t; j++)
+        {
+            T[IN_TRIANGLE(t) + j] = solve[t][j];
+            written[t][j] = kappa[t] * solve[t][j];
+        }
         UNROLL for (int j = 0; j <= t; j++)
         {
             float sum = 0;
@@ -657,12 +666,12 @@ static void load_block(fused_work *f, bool same_keys)
         if (b < bare) { /* no pair */
             memset(key, 0, sizeof(float) * (size_t)f->dim);
         } else if (f->start + b >= late) {
-            fused_feature(f, padded_row(f, k, fwa_at3(k, row, token - late, w->u.key_head)), key);
+            feature_row(w->p, f->dim, padded_row(f, k, fwa_at3(k, row, token - late, w->u.key_head)), key);
         } else {
             load_raw_key(w, f->start + b, s->raw);
-            fused_feature(f, pad_row(f, s->raw), key);
+            feature_row(w->p, f->dim, pad_row(f, s->raw), key);
         }
-        fused_feature(f, padded_row(f, q, fwa_at3(q, row, token, w->u.query_head)), key + QUERY);
+        feature_row(w->p, f->dim, padded_row(f, q, fwa_at3(q, row, token, w->u.query_head)), key + QUERY);
         fused_products(f, f->base + b, w->window + (w->s->seen + f->start + b) % GROUP,
                        s->scores + b * s->back);
     }
@@ -834,6 +843,10 @@ INLINE panel_row walk_single(const fused_work *f, const group_work *g, int64_t t
         }
         for (int i = 0; i < t; i++)
             FOR_U pair[i].v[u] *= gamma.v[u];
+        if (f->residual) {
+            const panel_row none = {{{0}}};
+            row_store(f->residual + b * f->residual_stride + g->at, t >= g->low ? &r : &none, U);
+        }
         if (t >= g->low)
             FOR_U pair[t].v[u] = kappa.v[u] * r.v[u];
         else
@@ -888,6 +901,13 @@ INLINE void walk_factors(const fused_work *f, const group_work *g, const float *
         if (!before)
             row_add(&row, n[t], &u_row[t], U);
         row_store(f->output + (g->b + t) * f->output_stride + g->at, &row, U);
+    }
+    for (int t = 0; t < GROUP && f->residual; t++) {
+        const float *solve = N + TRIANGLE + IN_TRIANGLE(t);
+        row = u_row[t];
+        for (int j = 0; j < t; j++)
+            row_add(&row, solve[j], &u_row[j], U);
+        row_store(f->residual + (g->b + t) * f->residual_stride + g->at, &row, U);
     }
     FOR_U row.v[u] = splat(end);
     row_store(s->keep + g->at, &row, U);
@@ -1187,7 +1207,7 @@ static void load_tail(const fused_work *f)
         memset(s->values + i * s->stride, 0, sizeof(float) * (size_t)s->stride);
     for (i = w->first_pair < 0 ? w->first_pair : 0; i < 0; i++) {
         load_raw_key(w, i, s->raw);
-        fused_feature(f, pad_row(f, s->raw), s->features + (f->base + i) * FEATURE_ROW);
+        feature_row(w->p, f->dim, pad_row(f, s->raw), s->features + (f->base + i) * FEATURE_ROW);
         load_value(w, i, s->values + (tail + i) * s->stride);
         fused_products(f, f->base + i, f->base + i - f->first + 1, NULL);
     }
@@ -1462,7 +1482,7 @@ static void FWA_KERNEL(fused)(const fwa_cpu_plan *plan, const fwa_call *call, co
             other = fwa_sequence_get(&f.w.in, s->index + 1);
         for (h = 0; h < unit->heads; h++) {
             select_head(&f, &first, h);
-            set_block(&f, 0, s->length);
+            set_block(&f, 0, s->length, NULL);
             if (s->commit == 0)
                 copy_state(&f.w, &f.args->carry_out);
             decode_head(&f, &other, h + 1 < unit->heads || (more && other.slot_in >= 0));
@@ -1475,7 +1495,7 @@ static void FWA_KERNEL(fused)(const fwa_cpu_plan *plan, const fwa_call *call, co
             clear_outputs(&f.w, &f.args->o);
         else if (f.args && s->commit == 0)
             copy_state(&f.w, &f.args->carry_out);
-        set_block(&f, 0, 0);
+        set_block(&f, 0, 0, NULL);
         if (!s->padded && s->length > 0)
             begin_head(&f);
     }
@@ -1491,7 +1511,7 @@ static void FWA_KERNEL(fused)(const fwa_cpu_plan *plan, const fwa_call *call, co
             select_head(&f, &first, h);
             same_keys = h > 0 && before.key_head == f.w.u.key_head &&
                         before.query_head == f.w.u.query_head;
-            set_block(&f, start, tokens);
+            set_block(&f, start, tokens, kept);
             if (segment_starts) {
                 float *to = fwa_cpu_kept(f.w.p, kept, f.w.u.head, segment);
 #define KEEP(U) keep_panel(&f, to, at, U)

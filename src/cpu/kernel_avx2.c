@@ -17,5 +17,6 @@ const fwa_cpu_kernels fwa_cpu_kernels_avx2 = {
     .available = fwa_cpu_has_avx2,
     .forward = forward_avx2,
     .fused = fused_avx2,
+    .adjoint = adjoint_avx2,
     .backward = backward_avx2,
 };

@@ -17,5 +17,6 @@ const fwa_cpu_kernels fwa_cpu_kernels_avx512 = {
     .available = fwa_cpu_has_avx512,
     .forward = forward_avx512,
     .fused = fused_avx512,
+    .adjoint = adjoint_avx512,
     .backward = backward_avx512,
 };

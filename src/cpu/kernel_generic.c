@@ -22,5 +22,6 @@ const fwa_cpu_kernels fwa_cpu_kernels_generic = {
     .available = always,
     .forward = forward_generic,
     .fused = fused_generic,
+    .adjoint = adjoint_generic,
     .backward = backward_generic,
 };

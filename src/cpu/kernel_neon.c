@@ -19,5 +19,6 @@ const fwa_cpu_kernels fwa_cpu_kernels_neon = {
     .available = fwa_cpu_has_neon,
     .forward = forward_neon,
     .fused = fused_neon,
+    .adjoint = adjoint_neon,
     .backward = backward_neon,
 };

@@ -12,3 +12,4 @@
 #include "forward_tmpl.h"
 #include "fused_tmpl.h"
 #include "backward_tmpl.h"
+#include "adjoint_tmpl.h"

@@ -118,7 +118,7 @@ size_t fwa_cpu_fused_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_fused 
     f->gamma = take(&a, gates == 1 ? block : row, gates, 1);
     f->kappa = take(&a, gates == 1 ? block : row, gates, 1);
     f->statistic = take(&a, block, 1, 1);
-    f->factors = take(&a, block / group + 1, group * (group + 3) + 1, 1);
+    f->factors = take(&a, block / group + 1, 2 * group + 3 * group * (group + 1) / 2 + 1, 1);
     f->sums = take(&a, 2 * group, panel, 1);
     f->wide = take(&a, 2 * group + window, row, 1);
     f->commit = take(&a, p->key_dim, panel, 1);
@@ -137,6 +137,30 @@ size_t fwa_cpu_fused_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_fused 
     f->last_values = take(&a, tail, row, 1);
     f->head_size = a.size - f->head_size;
     return a.size + f->head_size * (size_t)(fwa_cpu_fused_heads(plan) - 1);
+}
+
+size_t fwa_cpu_adjoint_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_adjoint *f)
+{
+    const fwa_problem *p = &plan->problem;
+    const int64_t chunk = FWA_CPU_ADJOINT_CHUNK, segment = FWA_CPU_SEGMENT_TOKENS;
+    const int64_t dim = padded(p->key_dim), width = padded(p->value_dim), rows = p->value_dim;
+    arena a = {base, 0};
+    memset(f, 0, sizeof *f);
+    f->dim_stride = dim;
+    f->width_stride = width;
+    f->starts = take(&a, segment / chunk + 1, rows, dim);
+    f->grad = take(&a, rows, dim, 1);
+    f->features = take(&a, segment, FWA_CPU_FEATURE_ROW, 1);
+    f->values = take(&a, p->objective == FWA_OBJECTIVE_REGRESSION ? 0 : segment, width, 1);
+    f->rows = take(&a, 2 * chunk, width, 1);
+    f->scaled = take(&a, 2 * chunk, width, 1);
+    f->written_grad = take(&a, chunk, width, 1);
+    f->by_state = take(&a, 2 * chunk, dim, 1);
+    f->by_grad = take(&a, chunk, dim, 1);
+    f->keep = take(&a, dim, 1, 1);
+    f->ones = take(&a, 1, FWA_COLUMNS_LIMIT, 1);
+    f->raw = take(&a, 1, FWA_COLUMNS_LIMIT, 1);
+    return a.size;
 }
 
 int32_t fwa_cpu_fused_heads(const fwa_cpu_plan *plan)
