@@ -18,20 +18,6 @@
 #define QUERY       (FEATURE_ROW / 2) /* where a row's query begins */
 #define SMALL_SCALE 0x1p-10F          /* below this, g is folded into S' */
 #define FOR_U       for (int u = 0; u < U; u++)
-#define UNROLL      _Pragma("GCC unroll 8")
-#define INLINE      static inline __attribute__((always_inline))
-
-/* Keeps a value in a register: compilers would fold the load of a broadcast into each of its uses,
- * and then wait for loads. */
-#if defined(__AVX512F__)
-#define PIN(value) __asm__("" : "+v"(value))
-#elif defined(__SSE2__)
-#define PIN(value) __asm__("" : "+x"(value))
-#elif defined(__aarch64__)
-#define PIN(value) __asm__("" : "+w"(value))
-#else
-#define PIN(value) (void)0
-#endif
 
 /* One row of features, padded with zeros: x = phi(norm(raw)). */
 static void feature_row(const fwa_problem *p, int64_t dim, const float *raw, float *x)
@@ -279,7 +265,7 @@ INLINE void add_some(const int U, const int J, int64_t dim, const float *from, f
 }
 
 /* The same for any number of pairs. */
-INLINE void add_pairs(const int U, int64_t pairs, int64_t dim, const float *from, float *to,
+INLINE void add_pairs_of(const int U, int64_t pairs, int64_t dim, const float *from, float *to,
                       int64_t from_stride, int64_t to_stride, const float *x, const float *w,
                       int64_t stride, const float *keep)
 {
@@ -294,6 +280,27 @@ INLINE void add_pairs(const int U, int64_t pairs, int64_t dim, const float *from
         add_some(U, 0, dim, from, to, from_stride, to_stride, x, w, stride, keep);
 }
 
+/* These few are called once a block or less, or by rules that have more to do: one copy of each will
+ * do, which finds its U out. */
+#define WITH_U(U, run)                                                                             \
+    do {                                                                                           \
+        if ((U) == PANEL_VECTORS)                                                                  \
+            run(PANEL_VECTORS);                                                                    \
+        else                                                                                       \
+            run(1);                                                                                \
+    } while (0)
+#define OUTLINE static __attribute__((noinline))
+
+OUTLINE void add_pairs(int U, int64_t pairs, int64_t dim, const float *from, float *to,
+                       int64_t from_stride, int64_t to_stride, const float *x, const float *w,
+                       int64_t stride, const float *keep)
+{
+#define ADD(U)                                                                                     \
+    add_pairs_of(U, pairs, dim, from, to, from_stride, to_stride, x, w, stride, keep)
+    WITH_U(U, ADD);
+#undef ADD
+}
+
 INLINE void project_some(const int U, const int M, int64_t dim, const float *s, int64_t s_stride,
                          const float *a, int64_t a_stride, float *sums)
 {
@@ -306,8 +313,7 @@ INLINE void project_some(const int U, const int M, int64_t dim, const float *s, 
     UNROLL for (int m = 0; m < M; m++) row_store(sums + m * PANEL, &sum[m], U);
 }
 
-/* sums = S^T a for rows of features, a_stride apart. */
-INLINE void project(const int U, int64_t rows, int64_t dim, const float *s, int64_t s_stride,
+INLINE void project_of(const int U, int64_t rows, int64_t dim, const float *s, int64_t s_stride,
                     const float *a, int64_t a_stride, float *sums)
 {
     for (; rows >= 4; rows -= 4, a += 4 * a_stride, sums += 4 * PANEL)
@@ -318,37 +324,16 @@ INLINE void project(const int U, int64_t rows, int64_t dim, const float *s, int6
         project_some(U, 1, dim, s, s_stride, a, a_stride, sums);
 }
 
-/* ---- A block's features, gates, Gram matrix and scores ---- */
-
-/* The sums of the lanes of four vectors, each as sum_lanes does it. */
-INLINE void sum_lanes_of_four(const vec *v, float *sums)
+/* sums = S^T a for rows of features, a_stride apart. */
+OUTLINE void project(int U, int64_t rows, int64_t dim, const float *s, int64_t s_stride,
+                     const float *a, int64_t a_stride, float *sums)
 {
-#if FWA_LANES == 16
-#define HALVES(a, b)                                                                               \
-    (__builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +       \
-     __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
-    const vec a = HALVES(v[0], v[1]), b = HALVES(v[2], v[3]);
-    vec c =
-        __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-        __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    c += __builtin_shufflevector(c, c, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    sums[0] = c[0] + c[1], sums[1] = c[4] + c[5], sums[2] = c[8] + c[9], sums[3] = c[12] + c[13];
-#elif FWA_LANES == 8
-#define HALVES(a, b)                                                                               \
-    (__builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) +                                     \
-     __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15))
-    const vec a = HALVES(v[0], v[1]), b = HALVES(v[2], v[3]);
-    const vec c = __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13) +
-                  __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15);
-    sums[0] = c[0] + c[1], sums[1] = c[2] + c[3], sums[2] = c[4] + c[5], sums[3] = c[6] + c[7];
-#else
-#define HALVES(a, b)                                                                               \
-    (__builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7))
-    const vec a = HALVES(v[0], v[1]), b = HALVES(v[2], v[3]);
-    sums[0] = a[0] + a[1], sums[1] = a[2] + a[3], sums[2] = b[0] + b[1], sums[3] = b[2] + b[3];
-#endif
-#undef HALVES
+#define PROJECT(U) project_of(U, rows, dim, s, s_stride, a, a_stride, sums)
+    WITH_U(U, PROJECT);
+#undef PROJECT
 }
+
+/* ---- A block's features, gates, Gram matrix and scores ---- */
 
 INLINE void inner_some(const int count, const bool gram, const bool scores, int64_t dim,
                        const float *key, const float *back, float *gram_to, float *scores_to)
@@ -916,17 +901,29 @@ INLINE void walk_factors(const fused_work *f, const group_work *g, const float *
     s->fold[g->at / FWA_LANES] = fold;
 }
 
-INLINE panel_row walk(const fused_work *f, const group_work *g, int64_t tokens,
-                      const bool regression, const bool channel, const int U)
+/* The walk of whatever rule. A window over one has gates per head. */
+OUTLINE panel_row walk(const fused_work *f, const group_work *g, int64_t tokens, int U)
 {
-    if (f->w.window == 1)
-        return walk_single(f, g, tokens, regression, channel, U);
-    return walk_group(f, g, tokens, channel, U);
+    const bool regression = f->w.regression, channel = f->w.per_channel;
+#define WALK(U)                                                                                    \
+    do {                                                                                           \
+        if (f->w.window > 1)                                                                       \
+            return walk_group(f, g, tokens, false, U);                                             \
+        if (regression && channel)                                                                 \
+            return walk_single(f, g, tokens, true, true, U);                                       \
+        if (regression)                                                                            \
+            return walk_single(f, g, tokens, true, false, U);                                      \
+        if (channel)                                                                               \
+            return walk_single(f, g, tokens, false, true, U);                                      \
+        return walk_single(f, g, tokens, false, false, U);                                         \
+    } while (0)
+    WITH_U(U, WALK);
+#undef WALK
 }
 
 /* Hands the pairs that are complete to the next pass, and moves the others to the front. */
-INLINE void finish_group(const fused_work *f, const group_work *g, const panel_row *decay,
-                         const bool channel, const int U)
+INLINE void finish_group_of(const fused_work *f, const group_work *g, const panel_row *decay,
+                            const bool channel, const int U)
 {
     const fwa_cpu_fused *s = f->f;
     const int64_t stride = s->stride, move = f->w.window - 1;
@@ -958,23 +955,30 @@ INLINE void finish_group(const fused_work *f, const group_work *g, const panel_r
     s->fold[g->at / FWA_LANES] = fold;
 }
 
+OUTLINE void finish_group(const fused_work *f, const group_work *g, const panel_row *decay, int U)
+{
+#define FINISH(U) finish_group_of(f, g, decay, f->w.per_channel, U)
+    WITH_U(U, FINISH);
+#undef FINISH
+}
+
 /* Nothing is left to add to S'. */
-INLINE void clear_pending(const fused_work *f, int64_t at, const int U)
+OUTLINE void clear_pending(const fused_work *f, int64_t at, int U)
 {
     const fwa_cpu_fused *s = f->f;
-    panel_row row = {{{0}}};
-    int64_t i;
+    const int64_t width = U * FWA_LANES;
+    int64_t i, c;
     for (i = 0; i < GROUP; i++)
-        row_store(s->complete + i * s->stride + at, &row, U);
+        memset(s->complete + i * s->stride + at, 0, sizeof(float) * (size_t)width);
     for (i = 0; i < f->w.window - 1; i++)
-        row_store(s->pending + i * s->stride + at, &row, U);
-    FOR_U row.v[u] = splat(1);
-    row_store(s->scale + at, &row, U);
+        memset(s->pending + i * s->stride + at, 0, sizeof(float) * (size_t)width);
+    for (c = 0; c < width; c++)
+        s->scale[at + c] = 1;
     s->fold[at / FWA_LANES] = false;
 }
 
 /* The predictions of the window's pairs before the group at hand, by the state in the panel. */
-INLINE void predict_tail(const fused_work *f, int64_t row, int64_t at, const int U)
+OUTLINE void predict_tail(const fused_work *f, int64_t row, int64_t at, int U)
 {
     const fwa_cpu_fused *s = f->f;
     const int64_t dim = f->w.p->key_dim, tail = f->w.window - 1;
@@ -987,7 +991,7 @@ INLINE void predict_tail(const fused_work *f, int64_t row, int64_t at, const int
 }
 
 /* Adds to the panel all that is still to be added at the block's end, as the next pass would. */
-INLINE void settle(const fused_work *f, int64_t at, const int U)
+OUTLINE void settle(const fused_work *f, int64_t at, int U)
 {
     const fwa_cpu_fused *s = f->f;
     const int64_t dim = f->w.p->key_dim, tail = f->w.window - 1, width = U * FWA_LANES;
@@ -1006,7 +1010,7 @@ INLINE void settle(const fused_work *f, int64_t at, const int U)
 /* ---- States of the carry ---- */
 
 /* Real columns of the panel, and whether the normaliser's is behind them. */
-INLINE int64_t panel_columns(const fused_work *f, int64_t at, const int U, bool *norm)
+static int64_t panel_columns(const fused_work *f, int64_t at, int U, bool *norm)
 {
     const int64_t left = f->w.u.columns - at, width = U * FWA_LANES;
     *norm = f->w.p->normalizer && left >= 0 && left < width;
@@ -1052,7 +1056,7 @@ static void load_states(const fused_work *f)
     }
 }
 
-INLINE void store_panel(const fused_work *f, int64_t at, const float *row, const int U)
+OUTLINE void store_panel(const fused_work *f, int64_t at, const float *row, int U)
 {
     const unit_work *w = &f->w;
     const fwa_tensor *state = &f->args->carry_out.state, *norm = &f->args->carry_out.norm;
@@ -1065,8 +1069,7 @@ INLINE void store_panel(const fused_work *f, int64_t at, const float *row, const
                                                     (w->u.column + at) * state->stride[3]
                                               : 0;
         if (columns && fwa_present(state) && is_direct(w, state)) {
-            const panel_row part = row_load(row, U);
-            row_store((float *)(void *)fwa_element(state, to), &part, U);
+            memcpy(fwa_element(state, to), row, sizeof(float) * (size_t)columns);
         } else if (columns && fwa_present(state)) {
             fwa_store_f32(state, to, columns, row);
         }
@@ -1075,7 +1078,7 @@ INLINE void store_panel(const fused_work *f, int64_t at, const float *row, const
     }
 }
 
-INLINE void keep_panel(const fused_work *f, float *kept, int64_t at, const int U)
+OUTLINE void keep_panel(const fused_work *f, float *kept, int64_t at, int U)
 {
     bool has_norm;
     const int64_t columns = panel_columns(f, at, U, &has_norm), dim = f->w.p->key_dim;
@@ -1090,8 +1093,7 @@ INLINE void keep_panel(const fused_work *f, float *kept, int64_t at, const int U
 
 /* Writes the carry's state after the first `due` tokens of the group; what comes behind them is not
  * looked at. The walk is taken twice: `pending` and `predict` are put back. */
-INLINE void commit_panel(const fused_work *f, const group_work *g, int64_t due, const bool channel,
-                         const int U)
+OUTLINE void commit_panel(const fused_work *f, const group_work *g, int64_t due, int U)
 {
     const fwa_cpu_fused *s = f->f;
     const int64_t dim = f->w.p->key_dim, width = U * FWA_LANES, stride = s->stride;
@@ -1103,8 +1105,8 @@ INLINE void commit_panel(const fused_work *f, const group_work *g, int64_t due, 
         memcpy(s->aside + 2 * i * width, s->pending + i * stride + g->at, bytes);
         memcpy(s->aside + (2 * i + 1) * width, s->predict + i * stride + g->at, bytes);
     }
-    decay = walk(f, g, due, f->w.regression, channel, U);
-    row_store(s->keep + g->at, &decay, U);
+    decay = walk(f, g, due, U);
+    memcpy(s->keep + g->at, &decay, bytes);
     if (g->low < pairs)
         add_pairs(U, pairs - g->low, dim, s->state + g->at * dim, s->commit, width, width,
                   s->features + (g->row + g->low) * FEATURE_ROW,
@@ -1120,8 +1122,7 @@ INLINE void commit_panel(const fused_work *f, const group_work *g, int64_t due, 
 
 /* ---- A block of one panel ---- */
 
-INLINE void run_panel(const fused_work *f, int64_t at, const int U, const bool keys,
-                      const bool channel, fetcher *ahead, int64_t share, int64_t shares, bool keep)
+INLINE void run_panel(const fused_work *f, int64_t at, const int U, const bool keys, fetcher *ahead, int64_t share, int64_t shares, bool keep)
 {
     const fwa_cpu_fused *s = f->f;
     const int64_t dim = f->w.p->key_dim, commit = f->w.s->commit;
@@ -1146,12 +1147,12 @@ INLINE void run_panel(const fused_work *f, int64_t at, const int U, const bool k
                       s->sums, ahead);
         }
         if (f->args && due > 0 && due <= g.tokens && commit < f->w.s->length)
-            commit_panel(f, &g, due, channel, U);
-        if (f->w.window == 1 && !channel && g.tokens == GROUP && g.low == 0) {
+            commit_panel(f, &g, due, U);
+        if (f->w.window == 1 && !f->w.per_channel && g.tokens == GROUP && g.low == 0) {
             walk_factors(f, &g, s->factors + n * GROUP_FACTORS, keys, U);
         } else {
-            const panel_row decay = walk(f, &g, g.tokens, keys, channel, U);
-            finish_group(f, &g, &decay, channel, U);
+            const panel_row decay = walk(f, &g, g.tokens, U);
+            finish_group(f, &g, &decay, U);
         }
     }
     if (f->last || keep || f->w.window > 1)
@@ -1164,17 +1165,13 @@ INLINE void run_panel(const fused_work *f, int64_t at, const int U, const bool k
 static void run_block(const fused_work *f, fetcher *ahead, bool keep)
 {
     const int64_t panels = (f->width + PANEL - 1) / PANEL;
-#define RUN(U, keys, channel) run_panel(f, at, U, keys, channel, ahead, at / PANEL, panels, keep)
+#define RUN(U, keys) run_panel(f, at, U, keys, ahead, at / PANEL, panels, keep)
 #define RUN_RULE(U)                                                                                \
     do {                                                                                           \
-        if (f->w.regression && f->w.per_channel)                                                   \
-            RUN(U, true, true);                                                                    \
-        else if (f->w.regression)                                                                  \
-            RUN(U, true, false);                                                                   \
-        else if (f->w.per_channel)                                                                 \
-            RUN(U, false, true);                                                                   \
+        if (f->w.regression)                                                                       \
+            RUN(U, true);                                                                          \
         else                                                                                       \
-            RUN(U, false, false);                                                                  \
+            RUN(U, false);                                                                         \
     } while (0)
     EACH_PANEL(f, RUN_RULE);
 #undef RUN_RULE
@@ -1378,34 +1375,21 @@ static state_rows decode_rows(const fused_work *f, const fwa_sequence *next, boo
 static void decode_walk(const fused_work *f, int64_t tokens)
 {
     const fwa_cpu_fused *s = f->f;
-#define WALK(U, regression, channel)                                                               \
+#define WALK(U)                                                                                    \
     do {                                                                                           \
         const group_work g = {0, tokens, GROUP, f->first > GROUP ? f->first - GROUP : 0, at};      \
+        const size_t bytes = sizeof(float) * (size_t)(U * FWA_LANES);                              \
         panel_row decay;                                                                           \
         for (int64_t i = 0; i < 2 * GROUP; i++)                                                    \
-            memcpy(s->sums + i * PANEL, s->wide + i * s->stride + at,                              \
-                   sizeof(float) * (size_t)(U * FWA_LANES));                                       \
+            memcpy(s->sums + i * PANEL, s->wide + i * s->stride + at, bytes);                      \
         for (int64_t i = 0; i < f->w.window - 1; i++)                                              \
-            memcpy(s->predict + i * s->stride + at,                                                \
-                   s->wide + (2 * GROUP + 1 + i) * s->stride + at,                                 \
-                   sizeof(float) * (size_t)(U * FWA_LANES));                                       \
+            memcpy(s->predict + i * s->stride + at, s->wide + (2 * GROUP + 1 + i) * s->stride + at, \
+                   bytes);                                                                         \
         clear_pending(f, at, U);                                                                   \
-        decay = walk(f, &g, tokens, regression, channel, U);                                       \
-        row_store(s->keep + at, &decay, U);                                                        \
+        decay = walk(f, &g, tokens, U);                                                            \
+        memcpy(s->keep + at, &decay, bytes);                                                       \
     } while (0)
-#define WALK_RULE(U)                                                                               \
-    do {                                                                                           \
-        if (f->w.regression && f->w.per_channel)                                                   \
-            WALK(U, true, true);                                                                   \
-        else if (f->w.regression)                                                                  \
-            WALK(U, true, false);                                                                  \
-        else if (f->w.per_channel)                                                                 \
-            WALK(U, false, true);                                                                  \
-        else                                                                                       \
-            WALK(U, false, false);                                                                 \
-    } while (0)
-    EACH_PANEL(f, WALK_RULE);
-#undef WALK_RULE
+    EACH_PANEL(f, WALK);
 #undef WALK
 }
 

@@ -4,27 +4,50 @@
  * remainders give the same bits. */
 
 #define STRIP 4 /* vectors that a strip of columns has at most */
+#define UNROLL _Pragma("GCC unroll 8")
+#define INLINE static inline __attribute__((always_inline))
+
+/* Keeps a value in a register: compilers would fold the load of a broadcast into each of its uses,
+ * and then wait for loads. It also ends an expression: no product is fused into a later sum. */
+#if defined(__AVX512F__)
+#define PIN(value) __asm__("" : "+v"(value))
+#elif defined(__SSE2__)
+#define PIN(value) __asm__("" : "+x"(value))
+#elif defined(__aarch64__)
+#define PIN(value) __asm__("" : "+w"(value))
+#else
+#define PIN(value) (void)0
+#endif
+
+/* What a product's tile has of rows and vectors: its sums stay in registers. */
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define TILE_VECTORS 4
+#define TILE_INNER   4
+#else
+#define TILE_VECTORS 2
+#define TILE_INNER   2
+#endif
 
 typedef float vec __attribute__((vector_size(FWA_LANES * 4)));
 typedef float loose_vec __attribute__((vector_size(FWA_LANES * 4), aligned(4), may_alias));
 
-static inline __attribute__((always_inline)) vec load(const float *at)
+INLINE vec load(const float *at)
 {
     return (vec) * (const loose_vec *)at;
 }
 
-static inline __attribute__((always_inline)) void store(float *at, vec value)
+INLINE void store(float *at, vec value)
 {
     *(loose_vec *)at = (loose_vec)value;
 }
 
-static inline __attribute__((always_inline)) vec splat(float value)
+INLINE vec splat(float value)
 {
     return value - (vec){0};
 }
 
 /* Sum of the lanes, as a tree: halves onto each other. */
-static inline __attribute__((always_inline)) float sum_lanes(vec v)
+INLINE float sum_lanes(vec v)
 {
 #if FWA_LANES == 16
     v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
@@ -42,14 +65,14 @@ static inline __attribute__((always_inline)) float sum_lanes(vec v)
 typedef int32_t int_vec __attribute__((vector_size(FWA_LANES * 4)));
 
 /* mask ? a : b, lane by lane; mask is a comparison's result */
-static inline __attribute__((always_inline)) vec choose(int_vec mask, vec a, vec b)
+INLINE vec choose(int_vec mask, vec a, vec b)
 {
     return (vec)((mask & (int_vec)a) | (~mask & (int_vec)b));
 }
 
 /* exp(x) for -104 <= x <= 0, to less than one unit in the last place: x = n ln 2 + r, |r| <= ln 2 / 2,
  * exp(r) = 1 + r + r^2 p(r), with p fitted to the least error. A NaN stays. */
-static inline __attribute__((always_inline)) vec exp_vector(vec x)
+INLINE vec exp_vector(vec x)
 {
     const vec magic = splat(0x1.8p23F); /* adding it rounds to an integer, in the low bits */
     const vec shifted = x * splat(0x1.715476p0F) + magic, n = shifted - magic;
@@ -63,6 +86,36 @@ static inline __attribute__((always_inline)) vec exp_vector(vec x)
     p = p * (r * r) + r + splat(1);
     /* 2^n in two factors: n may be below what a normal number has. */
     return p * (vec)((half + 127) << 23) * (vec)((power - half + 127) << 23);
+}
+
+/* The sums of the lanes of four vectors, each as sum_lanes does it. */
+INLINE void sum_lanes_of_four(const vec *v, float *sums)
+{
+#if FWA_LANES == 16
+#define HALVES(a, b)                                                                               \
+    (__builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +       \
+     __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+    const vec a = HALVES(v[0], v[1]), b = HALVES(v[2], v[3]);
+    vec c =
+        __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+        __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    c += __builtin_shufflevector(c, c, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    sums[0] = c[0] + c[1], sums[1] = c[4] + c[5], sums[2] = c[8] + c[9], sums[3] = c[12] + c[13];
+#elif FWA_LANES == 8
+#define HALVES(a, b)                                                                               \
+    (__builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) +                                     \
+     __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15))
+    const vec a = HALVES(v[0], v[1]), b = HALVES(v[2], v[3]);
+    const vec c = __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13) +
+                  __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15);
+    sums[0] = c[0] + c[1], sums[1] = c[2] + c[3], sums[2] = c[4] + c[5], sums[3] = c[6] + c[7];
+#else
+#define HALVES(a, b)                                                                               \
+    (__builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7))
+    const vec a = HALVES(v[0], v[1]), b = HALVES(v[2], v[3]);
+    sums[0] = a[0] + a[1], sums[1] = a[2] + a[3], sums[2] = b[0] + b[1], sums[3] = b[2] + b[3];
+#endif
+#undef HALVES
 }
 
 static float dot(const float *a, const float *b, int64_t n)
@@ -81,33 +134,31 @@ typedef struct {
 } operand;
 
 /* R rows x U vectors of C = keep * C + A B. */
-static inline __attribute__((always_inline)) void product_tile(int R, int U, int64_t depth,
-                                                               operand a, const float *b,
-                                                               int64_t b_stride, float *c,
-                                                               int64_t c_stride, const float *keep)
+INLINE void product_tile(const int R, const int U, int64_t depth, operand a, const float *b,
+                         int64_t b_stride, float *c, int64_t c_stride, const float *keep)
 {
-    vec sum[4][2];
+    vec sum[4][TILE_VECTORS];
     int64_t k;
-    int r, u;
-    for (r = 0; r < R; r++)
-        for (u = 0; u < U; u++)
-            if (keep)
-                sum[r][u] = load(keep + u * FWA_LANES) * load(c + r * c_stride + u * FWA_LANES);
-            else
-                sum[r][u] = splat(0);
-    for (k = 0; k < depth; k++)
-        for (r = 0; r < R; r++)
-            for (u = 0; u < U; u++)
-                sum[r][u] += splat(a.a[r * a.row + k * a.column]) *
-                             load(b + k * b_stride + u * FWA_LANES);
-    for (r = 0; r < R; r++)
-        for (u = 0; u < U; u++)
-            store(c + r * c_stride + u * FWA_LANES, sum[r][u]);
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int u = 0; u < U; u++)
+            sum[r][u] = keep ? load(keep + u * FWA_LANES) * load(c + r * c_stride + u * FWA_LANES)
+                             : splat(0);
+    for (k = 0; k < depth; k++, b += b_stride, a.a += a.column) {
+        vec row[TILE_VECTORS];
+        UNROLL for (int u = 0; u < U; u++) row[u] = load(b + u * FWA_LANES);
+        UNROLL for (int r = 0; r < R; r++)
+        {
+            vec factor = splat(a.a[r * a.row]);
+            PIN(factor);
+            UNROLL for (int u = 0; u < U; u++) sum[r][u] += factor * row[u];
+        }
+    }
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int u = 0; u < U; u++) store(c + r * c_stride + u * FWA_LANES, sum[r][u]);
 }
 
-static inline __attribute__((always_inline)) void
-product_columns(int U, int64_t rows, int64_t depth, operand a, const float *b, int64_t b_stride,
-                float *c, int64_t c_stride, const float *keep)
+INLINE void product_columns(const int U, int64_t rows, int64_t depth, operand a, const float *b,
+                            int64_t b_stride, float *c, int64_t c_stride, const float *keep)
 {
     for (; rows >= 4; rows -= 4, a.a += 4 * a.row, c += 4 * c_stride)
         product_tile(4, U, depth, a, b, b_stride, c, c_stride, keep);
@@ -115,18 +166,27 @@ product_columns(int U, int64_t rows, int64_t depth, operand a, const float *b, i
         product_tile(1, U, depth, a, b, b_stride, c, c_stride, keep);
 }
 
+INLINE void product_all(int64_t rows, int64_t width, int64_t depth, operand a, const float *b,
+                        int64_t b_stride, float *c, int64_t c_stride, const float *keep)
+{
+    int64_t at = 0;
+    for (; at + TILE_VECTORS * FWA_LANES <= width; at += TILE_VECTORS * FWA_LANES)
+        product_columns(TILE_VECTORS, rows, depth, a, b + at, b_stride, c + at, c_stride,
+                        keep ? keep + at : NULL);
+    for (; at < width; at += FWA_LANES)
+        product_columns(1, rows, depth, a, b + at, b_stride, c + at, c_stride,
+                        keep ? keep + at : NULL);
+}
+
 /* C [rows, width] = A [rows, depth] B [depth, width], plus C times keep [width] where that is
  * given. */
 static void product(int64_t rows, int64_t width, int64_t depth, operand a, const float *b,
                     int64_t b_stride, float *c, int64_t c_stride, const float *keep)
 {
-    int64_t at = 0;
-    for (; at + 2 * FWA_LANES <= width; at += 2 * FWA_LANES)
-        product_columns(2, rows, depth, a, b + at, b_stride, c + at, c_stride,
-                        keep ? keep + at : NULL);
-    for (; at < width; at += FWA_LANES)
-        product_columns(1, rows, depth, a, b + at, b_stride, c + at, c_stride,
-                        keep ? keep + at : NULL);
+    if (keep)
+        product_all(rows, width, depth, a, b, b_stride, c, c_stride, keep);
+    else
+        product_all(rows, width, depth, a, b, b_stride, c, c_stride, NULL);
 }
 
 /* C += A B for a trapezoid A: row r has first + r columns. Neither what A holds beyond them nor the
@@ -169,37 +229,40 @@ static void product_below_transposed(int64_t rows, int64_t width, int64_t depth,
     }
 }
 
-static inline __attribute__((always_inline)) void inner_tile(int R, int Q, int64_t depth,
-                                                             const float *a, int64_t a_stride,
-                                                             const float *b, int64_t b_stride,
-                                                             float *c, int64_t c_stride, bool add)
+INLINE void inner_tile(const int R, int64_t depth, const float *a, int64_t a_stride, const float *b,
+                       int64_t b_stride, float *c, int64_t c_stride, int64_t columns, bool add)
 {
-    vec sum[2][4];
+    vec sum[TILE_INNER][4];
     int64_t k;
-    int r, q;
-    for (r = 0; r < R; r++)
-        for (q = 0; q < Q; q++)
-            sum[r][q] = splat(0);
-    for (k = 0; k < depth; k += FWA_LANES)
-        for (r = 0; r < R; r++)
-            for (q = 0; q < Q; q++)
-                sum[r][q] += load(a + r * a_stride + k) * load(b + q * b_stride + k);
-    for (r = 0; r < R; r++)
-        for (q = 0; q < Q; q++) {
-            float *at = c + r * c_stride + q;
-            *at = (add ? *at : 0) + sum_lanes(sum[r][q]);
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int q = 0; q < 4; q++) sum[r][q] = splat(0);
+    for (k = 0; k < depth; k += FWA_LANES) {
+        vec other[4];
+        UNROLL for (int q = 0; q < 4; q++)
+            other[q] = load(b + (q < columns ? q : 0) * b_stride + k);
+        UNROLL for (int r = 0; r < R; r++)
+        {
+            const vec row = load(a + r * a_stride + k);
+            UNROLL for (int q = 0; q < 4; q++) sum[r][q] += row * other[q];
         }
+    }
+    UNROLL for (int r = 0; r < R; r++)
+    {
+        float *to = c + r * c_stride, sums[4];
+        sum_lanes_of_four(sum[r], sums);
+        for (int q = 0; q < columns; q++)
+            to[q] = add ? to[q] + sums[q] : sums[q];
+    }
 }
 
-static inline __attribute__((always_inline)) void inner_rows(int R, int64_t columns, int64_t depth,
-                                                             const float *a, int64_t a_stride,
-                                                             const float *b, int64_t b_stride,
-                                                             float *c, int64_t c_stride, bool add)
+INLINE void inner_rows(const int R, int64_t columns, int64_t depth, const float *a,
+                       int64_t a_stride, const float *b, int64_t b_stride, float *c,
+                       int64_t c_stride, bool add)
 {
     for (; columns >= 4; columns -= 4, b += 4 * b_stride, c += 4)
-        inner_tile(R, 4, depth, a, a_stride, b, b_stride, c, c_stride, add);
-    for (; columns > 0; columns--, b += b_stride, c++)
-        inner_tile(R, 1, depth, a, a_stride, b, b_stride, c, c_stride, add);
+        inner_tile(R, depth, a, a_stride, b, b_stride, c, c_stride, 4, add);
+    if (columns > 0)
+        inner_tile(R, depth, a, a_stride, b, b_stride, c, c_stride, columns, add);
 }
 
 /* C [rows, columns] = (or +=) A [rows, depth] B [columns, depth]^T; depth is padded. */
@@ -207,8 +270,9 @@ static void inner_products(int64_t rows, int64_t columns, int64_t depth, const f
                            int64_t a_stride, const float *b, int64_t b_stride, float *c,
                            int64_t c_stride, bool add)
 {
-    for (; rows >= 2; rows -= 2, a += 2 * a_stride, c += 2 * c_stride)
-        inner_rows(2, columns, depth, a, a_stride, b, b_stride, c, c_stride, add);
+    for (; rows >= TILE_INNER; rows -= TILE_INNER, a += TILE_INNER * a_stride,
+                               c += TILE_INNER * c_stride)
+        inner_rows(TILE_INNER, columns, depth, a, a_stride, b, b_stride, c, c_stride, add);
     for (; rows > 0; rows--, a += a_stride, c += c_stride)
         inner_rows(1, columns, depth, a, a_stride, b, b_stride, c, c_stride, add);
 }
