@@ -1,77 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The language of benchmark problems, what their work is, and that nothing wrong is timed. */
-#include "../src/bench/call.h"
+/* The language of benchmark problems, their data, what their work is, and that faults are seen. */
 #include "../src/bench/inputs.h"
-#include "../src/bench/machine.h"
-#include "../src/bench/report.h"
+#include "../src/bench/verify.h"
+#include "bench_support.h"
 
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#define COUNT(array) (sizeof(array) / sizeof *(array))
-
-/* ---- Faults ------------------------------------------------------------------------------------
- * The library's two calls, with a fault of our own put into what the CPU backend answers: the
- * linker sends the callers of fwa_NAME to __wrap_fwa_NAME (--wrap). */
-
-fwa_status __real_fwa_forward(const fwa_plan *plan, const fwa_forward_args *args);
-fwa_status __real_fwa_backward(const fwa_plan *plan, const fwa_backward_args *args);
-fwa_status __wrap_fwa_forward(const fwa_plan *plan, const fwa_forward_args *args);
-fwa_status __wrap_fwa_backward(const fwa_plan *plan, const fwa_backward_args *args);
-
-typedef struct fault {
-    const char *tensor; /* NULL: none */
-    int64_t token;      /* of the row that is hit, or the first element of a carry's part */
-    int64_t tokens;     /* only calls of so many tokens */
-    int calls;          /* right ones before */
-} fault;
-
-static fault planted;
-
-static void spoil(const fwa_plan *plan, const char *name, const fwa_tensor *tensor, int64_t tokens)
-{
-    if (planted.tensor == NULL || strcmp(planted.tensor, name) != 0 || tensor->rank == 0 ||
-        strncmp(fwa_plan_kernel_name(plan, FWA_PASS_FORWARD), "cpu/", 4) != 0 ||
-        tokens != planted.tokens || planted.calls-- > 0)
-        return;
-    float *data = tensor->data;
-    data[tensor->rank > 2 ? planted.token * tensor->stride[1] : 0] += 1;
-}
-
-fwa_status __wrap_fwa_forward(const fwa_plan *plan, const fwa_forward_args *args)
-{
-    const fwa_status status = __real_fwa_forward(plan, args);
-    if (status == FWA_OK) {
-        spoil(plan, "o", &args->o, args->q.shape[1]);
-        spoil(plan, "state_out", &args->carry_out.state, args->q.shape[1]);
-    }
-    return status;
-}
-
-fwa_status __wrap_fwa_backward(const fwa_plan *plan, const fwa_backward_args *args)
-{
-    const fwa_status status = __real_fwa_backward(plan, args);
-    if (status == FWA_OK) {
-        spoil(plan, "dq", &args->q_grad, args->q.shape[1]);
-        spoil(plan, "dk", &args->k_grad, args->q.shape[1]);
-        spoil(plan, "dv", &args->v_grad, args->q.shape[1]);
-    }
-    return status;
-}
-
 /* ---- Lines ---- */
-
-static bench_problem parse(const char *line)
-{
-    bench_problem problem;
-    bench_message message = {""};
-    cr_assert_eq(bench_parse_line(line, &problem, &message), 1, "'%s': %s", line, message.text);
-    return problem;
-}
 
 Test(bench, least_line)
 {
@@ -92,6 +28,8 @@ Test(bench, least_line)
     cr_expect_str_eq(bench_data_get(p.data)->name, "random");
     cr_expect_eq(p.cold, 0);
     cr_expect_eq(p.saved, 1);
+    cr_expect_eq(p.threads, BENCH_THREADS_ALL);
+    cr_expect_str_eq(p.set, "");
     cr_expect_str_eq(p.name, "falcon1-forward-1x7-1-5");
 }
 
@@ -134,6 +72,9 @@ Test(bench, defaults_that_depend)
                  CONFORMANCE_BETA | CONFORMANCE_LOG_GATE);
     cr_expect_eq(parse("preset=falcon1 T=1 D=5 gates=none").gates, 0);
     cr_expect_eq(parse("preset=falcon1 T=1 D=5 pass=train saved=0").saved, 0);
+    cr_expect_eq(parse("preset=falcon1 T=1 D=5 threads=all").threads, BENCH_THREADS_ALL);
+    cr_expect_eq(parse("preset=falcon1 T=1 D=5 threads=scaling").threads, BENCH_THREADS_SCALING);
+    cr_expect_eq(parse("preset=falcon1 T=1 D=5 threads=3").threads, 3);
 }
 
 Test(bench, blank_lines)
@@ -180,6 +121,10 @@ static const struct {
     {"preset=falcon1 T=1 D=1 gates=beta+", "key 'gates'"},
     {"preset=falcon1 T=1 D=1 cache=cold", "key 'cache' goes with pass=decode only"},
     {"preset=falcon1 T=1 D=1 saved=0", "key 'saved' goes with pass=backward"},
+    {"preset=falcon1 T=1 D=1 threads=0", "key 'threads' is '0'; it must be all, scaling, or"},
+    {"preset=falcon1 T=1 D=1 threads=4097", "key 'threads' is '4097'"},
+    {"preset=falcon1 T=1 D=1 threads=2x", "key 'threads' is '2x'"},
+    {"preset=falcon1 T=1 D=1 threads=", "key 'threads' is ''"},
     {"preset=falcon1 T=1 D=1 name=a/b", "key 'name' is 'a/b'"},
     {"preset=falcon1 T=1 D=1 name=", "key 'name' is ''"},
     {"preset=falcon1 T=1 D=1 window=many", "key 'window' is 'many'; it must be an integer"},
@@ -221,19 +166,12 @@ Test(bench, text)
     cr_assert_eq(list.count, 2);
     cr_expect_eq(list.problems[0].problem.key_dim, 2);
     cr_expect_eq(list.problems[1].tokens, 3);
+    cr_expect_str_eq(list.problems[1].set, "here");
     cr_expect_eq(bench_parse_text("\n\npreset=falcon1 T=1\n", "here", &list, &message), -1);
     cr_expect_str_eq(message.text, "here:3: key 'D' is missing");
     cr_expect_eq(list.count, 2);
     bench_list_free(&list);
     cr_expect_eq(list.count, 0);
-}
-
-static void write_file(char *path, const void *bytes, size_t size)
-{
-    const int descriptor = mkstemp(path);
-    cr_assert_geq(descriptor, 0);
-    cr_assert_eq(write(descriptor, bytes, size), (ssize_t)size);
-    close(descriptor);
 }
 
 static void expect_unreadable(const char *path, const char *words)
@@ -253,7 +191,8 @@ Test(bench, files)
     bench_message message = {""};
     write_file(good, text, sizeof text - 1);
     cr_expect_eq(bench_read_file(good, &list, &message), 0, "%s", message.text);
-    cr_expect_eq(list.count, 1);
+    cr_assert_eq(list.count, 1);
+    cr_expect_str_eq(list.problems[0].set, good + strlen("/tmp/")); /* without its folder */
     bench_list_free(&list);
     unlink(good);
     expect_unreadable(good, "cannot be read: No such file");
@@ -263,14 +202,34 @@ Test(bench, files)
     unlink(bad);
 }
 
-static fwa_context *context_of(const char *backend, int threads)
+/* The threads of the problems that "a" scales to, and then b's. */
+static const struct {
+    int32_t most, count, threads[8];
+} expanded[] = {
+    {1, 1, {1}},
+    {2, 2, {1, 2}},
+    {6, 4, {1, 2, 4, 6}},
+    {64, 7, {1, 2, 4, 8, 16, 32, 64}},
+};
+
+Test(bench, scaling)
 {
-    fwa_context_options options = FWA_CONTEXT_OPTIONS_INIT;
-    fwa_context *context;
-    options.backend = backend;
-    options.threads = threads;
-    cr_assert_eq(fwa_context_create(&options, &context), FWA_OK, "%s", fwa_error_message());
-    return context;
+    for (size_t i = 0; i < COUNT(expanded); i++) {
+        bench_list list = {0};
+        bench_message message = {""};
+        bench_parse_text("preset=falcon1 T=1 D=2 name=a threads=scaling\n"
+                         "preset=falcon1 T=1 D=2 name=b threads=5\n",
+                         "here", &list, &message);
+        cr_assert_eq(bench_list_expand(&list, expanded[i].most, &message), 0);
+        cr_assert_eq(list.count, expanded[i].count + 1);
+        for (int32_t j = 0; j < expanded[i].count; j++) {
+            cr_expect_str_eq(list.problems[j].name, "a");
+            cr_expect_eq(list.problems[j].threads, expanded[i].threads[j]);
+        }
+        cr_expect_str_eq(list.problems[list.count - 1].name, "b");
+        cr_expect_eq(list.problems[list.count - 1].threads, 5);
+        bench_list_free(&list);
+    }
 }
 
 Test(bench, sets)
@@ -297,6 +256,57 @@ Test(bench, sets)
         bench_list_free(&list);
     }
     fwa_context_destroy(context);
+}
+
+/* Dimensions from 1 to 256, odd ones and those beside a power of two among them. */
+Test(bench, dims)
+{
+    static const int32_t wanted[] = {1,  2,  3,  7,   15,  16,  17,  33,
+                                     63, 64, 65, 100, 127, 128, 255, 256};
+    bench_list list = {0};
+    bench_message message;
+    cr_assert_eq(bench_parse_text(bench_set_find("dims")->text, "dims", &list, &message), 0);
+    for (size_t i = 0; i < COUNT(wanted); i++) {
+        int found = 0;
+        for (int64_t j = 0; j < list.count; j++)
+            found += list.problems[j].problem.key_dim == wanted[i];
+        cr_expect_gt(found, 0, "%d", (int)wanted[i]);
+    }
+    bench_list_free(&list);
+}
+
+/* ---- Data ---- */
+
+static void expect_within(const conformance_data *data, const char *name, double least, double most)
+{
+    const double *values = conformance_get(data, name);
+    cr_assert_not_null(values, "%s", name);
+    for (int64_t i = 0; i < conformance_count(data, name); i++)
+        cr_expect(values[i] >= least && values[i] <= most, "%s: %g", name, values[i]);
+}
+
+static const struct {
+    const char *line, *tensor;
+    double least, most;
+} forgetting[] = {
+    {"preset=falcon1 T=50 D=4 data=keep", "lambda", 0, 0},
+    {"preset=falcon1 T=50 D=4 data=keep gates=beta+log_gate", "log_gate", 0, 0},
+    {"preset=retnet T=50 D=4 data=random", "log_gate", -0.05, 0},
+    {"preset=falcon1 T=50 D=4 data=fade", "log_gate", -1.78, -1.44}, /* .17 to .24 */
+    {"preset=falcon1 T=50 D=4 data=wipe", "log_gate", -15.2, -12.4}, /* 2.5e-7 to 4.1e-6 */
+    {"preset=falcon1 T=50 D=4 data=reflect", "beta", 1.9, 1.999},
+    {"preset=falcon1 T=50 D=4 data=reflect", "lambda", 0, 0},
+    {"preset=linear_attention T=50 D=4 data=reflect", "beta", 0, 1.999}, /* over |x|^2 */
+};
+
+Test(bench, forgetting)
+{
+    for (size_t i = 0; i < COUNT(forgetting); i++) {
+        const bench_problem p = parse(forgetting[i].line);
+        conformance_data data = bench_inputs(&p);
+        expect_within(&data, forgetting[i].tensor, forgetting[i].least, forgetting[i].most);
+        conformance_data_free(&data);
+    }
 }
 
 /* ---- Work ---- */
@@ -357,6 +367,11 @@ static const char *const verified[] = {
     "preset=gated_deltanet T=250 D=20 pass=train data=wild",
     "preset=falcon1a T=250 D=20 pass=train normalizer=1",
     "preset=linear_attention T=250 D=20 pass=train",
+    "preset=falcon1 T=250 D=20 pass=train data=keep",
+    "preset=falcon1 T=250 D=20 pass=train data=fade",
+    "preset=gated_deltanet T=250 D=20 pass=train data=wipe",
+    "preset=falcon1 T=250 D=20 pass=train data=reflect",
+    "preset=deltanet T=250 D=20 pass=train data=reflect",
     "preset=falcon1 T=250 D=20 dtype=bf16 state_dtype=bf16",
 };
 
@@ -430,277 +445,4 @@ Test(bench, refused)
     cr_expect_eq(verify("preset=falcon1 T=5 D=4 dtype=f64", 0, &tokens, &message),
                  BENCH_VERIFY_REFUSED);
     cr_expect_not_null(strstr(message.text, "FWA_ERROR_UNSUPPORTED"), "%s", message.text);
-}
-
-/* ---- Measuring ---- */
-
-typedef struct fixture {
-    bench_setup setup;
-    bench_meter meter;
-} fixture;
-
-static void begin(fixture *f)
-{
-    bench_message message;
-    memset(f, 0, sizeof *f);
-    f->setup.context = context_of("cpu", 2);
-    f->setup.reference = context_of("reference", 2);
-    f->setup.seconds = 0.01;
-    cr_assert_eq(bench_meter_begin(&f->meter, 2, &message), 0, "%s", message.text);
-    f->setup.meter = &f->meter;
-}
-
-static void end(fixture *f)
-{
-    planted = (fault){0};
-    bench_meter_end(&f->meter);
-    fwa_context_destroy(f->setup.context);
-    fwa_context_destroy(f->setup.reference);
-}
-
-Test(bench, peaks)
-{
-    fixture f;
-    begin(&f);
-    for (int peak = 0; peak < BENCH_PEAKS; peak++) {
-        const bench_series *one = bench_meter_series(&f.meter, (bench_peak)peak, 0);
-        const bench_series *all = bench_meter_series(&f.meter, (bench_peak)peak, 1);
-        const double first = bench_meter_sample(&f.meter, (bench_peak)peak, 0);
-        const double last = bench_meter_sample(&f.meter, (bench_peak)peak, 0);
-        cr_expect(first > 0.01 && first < 1e5 && isfinite(last));
-        cr_expect_eq(one->count, 2);
-        cr_expect_eq(one->first, first);
-        cr_expect_eq(one->last, last);
-        cr_expect_eq(one->least, fmin(first, last));
-        cr_expect_eq(one->greatest, fmax(first, last));
-        cr_expect_eq(all->count, 0);
-        cr_expect_gt(bench_meter_sample(&f.meter, (bench_peak)peak, 1), 0);
-        cr_expect_eq(all->count, 1);
-    }
-    cr_expect_eq(bench_meter_drift(&f.meter), 0); /* one sample on all threads */
-    cr_expect_gt(f.meter.floats * 3 * (int64_t)sizeof(float), (1 << 26) - 1024);
-    end(&f);
-}
-
-static const char *const timed[] = {
-    "preset=falcon1 T=20 D=16",
-    "preset=gated_deltanet T=20 B=2 D=16 pass=backward",
-    "preset=falcon3 T=20 D=16 pass=train",
-    "preset=falcon1 B=2 D=16 pass=decode",
-    "preset=falcon3 B=2 Hk=2 D=64 pass=decode cache=cold",
-};
-
-static void expect_times(const bench_result *r)
-{
-    const bench_rates rates = bench_rates_of(r);
-    const int decode = r->problem.pass == BENCH_DECODE;
-    cr_assert_eq(r->verdict, BENCH_TIMED, "%s: %s", r->problem.name, r->message.text);
-    cr_expect(r->minimum > 0 && r->minimum <= r->median && r->median <= r->p90 && isfinite(r->p90));
-    cr_expect_geq(r->samples, 4);
-    cr_expect(r->processor > 0 && r->processor < 1.1, "%g", r->processor);
-    cr_expect_geq(r->calls, 1);
-    cr_expect_gt(r->peak_fma, 0);
-    cr_expect_float_eq(rates.gflops, bench_flops(&r->problem) / r->minimum * 1e-9, 1e-9);
-    cr_expect_float_eq(rates.tokens * r->minimum, (double)(r->problem.batch * r->problem.tokens),
-                       1e-6);
-    cr_expect_eq(rates.of_fma > 0 && rates.of_fma < 1, !decode, "%g", rates.of_fma);
-    cr_expect_eq(rates.of_update > 0 && isfinite(rates.of_update), decode);
-    cr_expect_eq(rates.gbytes > 0, decode);
-    cr_expect_eq(strncmp(r->kernel, "cpu/", 4), 0, "%s", r->kernel);
-    cr_expect_eq(strstr(r->kernel, " + cpu/") != NULL, r->problem.pass == BENCH_TRAIN);
-}
-
-Test(bench, measures)
-{
-    fixture f;
-    begin(&f);
-    for (size_t i = 0; i < COUNT(timed); i++) {
-        const bench_problem p = parse(timed[i]);
-        bench_result result;
-        bench_measure(&f.setup, &p, &result);
-        expect_times(&result);
-    }
-    end(&f);
-}
-
-/* Right when it is verified, wrong in the call that would be timed; and wrong from the start. */
-Test(bench, times_nothing_wrong)
-{
-    fixture f;
-    bench_result result;
-    begin(&f);
-    const bench_problem p = parse("preset=falcon1 T=20 D=16");
-    planted = (fault){"o", 7, 20, 1};
-    bench_measure(&f.setup, &p, &result);
-    cr_expect_eq(result.verdict, BENCH_WRONG);
-    cr_expect_str_eq(result.message.text, "o is not bit for bit what was verified");
-    cr_expect_eq(result.samples, 0);
-    planted = (fault){"o", 7, 20, 0};
-    bench_measure(&f.setup, &p, &result);
-    cr_expect_eq(result.verdict, BENCH_WRONG);
-    cr_expect_eq(bench_rates_of(&result).gflops, 0);
-    end(&f);
-}
-
-Test(bench, no_memory)
-{
-    fixture f;
-    bench_result result;
-    begin(&f);
-    const bench_problem p = parse("preset=falcon1 B=1000000 T=16000000 Hk=60000 D=256");
-    bench_measure(&f.setup, &p, &result);
-    cr_expect_eq(result.verdict, BENCH_REFUSED);
-    cr_expect_not_null(strstr(result.message.text, "GiB of memory"), "%s", result.message.text);
-    end(&f);
-}
-
-/* ---- JSON ---- */
-
-static void expect_members(const json_t *object, const char *const *keys)
-{
-    for (int i = 0; keys[i] != NULL; i++)
-        cr_expect_not_null(json_object_get(object, keys[i]), "'%s' is missing", keys[i]);
-}
-
-static void expect_report(const json_t *root)
-{
-    static const char *const top[] = {"version", "backend",  "device", "threads",
-                                      "machine", "problems", "peaks",  NULL};
-    static const char *const peaks[] = {"isa",           "drift",        "fma_gflops",
-                                        "update_gbytes", "triad_gbytes", NULL};
-    static const char *const good[] = {"name",
-                                       "preset",
-                                       "pass",
-                                       "B",
-                                       "T",
-                                       "Hk",
-                                       "Hv",
-                                       "Hq",
-                                       "D",
-                                       "V",
-                                       "window",
-                                       "dtype",
-                                       "form",
-                                       "data",
-                                       "cache",
-                                       "verdict",
-                                       "kernel",
-                                       "verified",
-                                       "seconds",
-                                       "spread",
-                                       "processor",
-                                       "flops",
-                                       "gflops",
-                                       "tokens_per_second",
-                                       "peak_fma_gflops",
-                                       "of_fma",
-                                       NULL};
-    expect_members(root, top);
-    expect_members(json_object_get(root, "peaks"), peaks);
-    const json_t *problems = json_object_get(root, "problems");
-    cr_assert_eq(json_array_size(problems), 2);
-    const json_t *first = json_array_get(problems, 0), *second = json_array_get(problems, 1);
-    expect_members(first, good);
-    cr_expect_str_eq(json_string_value(json_object_get(first, "verdict")), "timed");
-    cr_expect_eq(json_integer_value(json_object_get(first, "T")), 20);
-    cr_expect_gt(json_real_value(json_object_get(first, "of_fma")), 0);
-    cr_expect_str_eq(json_string_value(json_object_get(second, "verdict")), "failed");
-    cr_expect_not_null(json_object_get(second, "message"));
-    cr_expect_null(json_object_get(second, "seconds"));
-}
-
-Test(bench, json)
-{
-    fixture f;
-    bench_result results[2];
-    json_error_t error;
-    begin(&f);
-    const bench_problem p = parse("preset=falcon1 T=20 D=16");
-    bench_measure(&f.setup, &p, &results[0]);
-    planted = (fault){"o", 7, 20, 0};
-    bench_measure(&f.setup, &p, &results[1]);
-    json_t *report = bench_report(&f.setup, results, 2);
-    cr_assert_not_null(report);
-    char *text = json_dumps(report, 0);
-    json_t *again = json_loads(text, 0, &error);
-    cr_assert_not_null(again, "%s", error.text);
-    expect_report(again);
-    json_decref(again);
-    json_decref(report);
-    free(text);
-    end(&f);
-}
-
-/* ---- The command ---- */
-
-/* Runs `fwa bench ARGUMENTS` on a file of these lines; its output goes to *output, for the caller
- * to free. Returns the exit status. */
-static int run_tool(const char *lines, const char *arguments, char **output)
-{
-    char path[] = "/tmp/fwa-bench-XXXXXX", command[512];
-    const char *tool = getenv("FWA_TOOL");
-    size_t size = 0;
-    int byte;
-    cr_assert_not_null(tool, "FWA_TOOL must name the tool");
-    write_file(path, lines, strlen(lines));
-    snprintf(command, sizeof command, "'%s' bench %s '%s' 2>&1", tool, arguments, path);
-    FILE *pipe = popen(command, "r"), *memory = open_memstream(output, &size);
-    cr_assert(pipe != NULL && memory != NULL);
-    while ((byte = fgetc(pipe)) != EOF)
-        fputc(byte, memory);
-    fclose(memory);
-    const int status = pclose(pipe);
-    unlink(path);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-Test(bench, command_json)
-{
-    char *output;
-    json_error_t error;
-    cr_expect_eq(run_tool("preset=falcon1 T=20 D=16\npreset=falcon1 D=16 pass=decode\n",
-                          "--json - --seconds 0.01 --pass decode --dtype bf16 --threads 1",
-                          &output),
-                 0, "%s", output);
-    json_t *root = json_loads(output, 0, &error);
-    cr_assert_not_null(root, "%s", output);
-    const json_t *problems = json_object_get(root, "problems");
-    const json_t *only = json_array_get(problems, 0);
-    cr_expect_eq(json_integer_value(json_object_get(root, "threads")), 1);
-    cr_expect_eq(json_array_size(problems), 1);
-    cr_expect_str_eq(json_string_value(json_object_get(only, "pass")), "decode");
-    cr_expect_str_eq(json_string_value(json_object_get(only, "dtype")), "bf16");
-    cr_expect_gt(json_real_value(json_object_get(only, "gbytes")), 0);
-    json_decref(root);
-    free(output);
-}
-
-static const struct {
-    const char *lines, *arguments;
-    int status;
-    const char *words;
-} runs[] = {
-    {"preset=falcon1 T=20 D=16 name=one", "--seconds 0.01", 0, "one "},
-    {"preset=falcon1 T=20 D=16 name=one", "--seconds 0.01 --threads 1 --backend reference", 0,
-     "reference/recurrent"},
-    {"\npreset=falcon1 T=20 D=999", "", 3, ":2: key 'D' is '999'"},
-    {"preset=falcon1 T=20 D=16", "--pass decode", 2, "no problem is left"},
-    {"preset=falcon1 T=20 D=16", "--pass upward", 2, "--pass is 'upward'"},
-    {"preset=falcon1 T=20 D=16", "--seconds 0", 2, "--seconds is 0"},
-    {"preset=falcon1 T=20 D=16", "--seconds nan", 2, "--seconds is nan"},
-    {"preset=falcon1 T=20 D=16", "nothing", 3, "'nothing' is no set"},
-    {"preset=falcon1 T=20 D=16", "--json /nonexistent/x", 5, "cannot write"},
-    {"preset=falcon1 T=20 D=16 dtype=f64", "--seconds 0.01", 4, "refused: "},
-    {"", "--list", 0, "preset=falcon1"},
-};
-
-Test(bench, command)
-{
-    for (size_t i = 0; i < COUNT(runs); i++) {
-        char *output;
-        cr_expect_eq(run_tool(runs[i].lines, runs[i].arguments, &output), runs[i].status, "%zu: %s",
-                     i, output);
-        cr_expect_not_null(strstr(output, runs[i].words), "%zu: %s", i, output);
-        free(output);
-    }
 }

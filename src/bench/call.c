@@ -126,12 +126,12 @@ static int bind_all(bench_call *call, const conformance_data *data, bench_messag
 
 /* ---- Pools ---- */
 
-static int64_t count_groups(const bench_problem *problem)
+static int64_t count_groups(const bench_problem *problem, int threads)
 {
     const double state = bench_state_bytes(problem) / 2;
     if (!problem->cold)
         return 1;
-    const int64_t groups = (int64_t)((double)bench_machine_beyond_cache() / state) + 1;
+    const int64_t groups = (int64_t)((double)bench_machine_beyond_cache(threads) / state) + 1;
     return groups < 2 ? 2 : groups;
 }
 
@@ -188,7 +188,7 @@ int bench_call_begin(bench_call *call, fwa_context *context, const bench_problem
     call->problem = problem;
     call->forward = fwa_forward_args_init();
     call->backward = fwa_backward_args_init();
-    call->groups = count_groups(problem);
+    call->groups = count_groups(problem, (int)fwa_context_threads(context));
     int failed = fwa_plan_create(context, &problem->problem, &call->plan) != FWA_OK
                      ? refuse(message, "plan")
                      : bind_all(call, data, message) || make_slots(call, message) ||

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "inputs.h"
+#include "../common/host.h"
 #include "../conformance/cases.h"
+#include "../conformance/random.h"
 
 #include <stdlib.h>
+
+#define GREATEST_GAIN 1.999
 
 static void scale(conformance_data *data, const char *name, double factor)
 {
@@ -10,6 +14,47 @@ static void scale(conformance_data *data, const char *name, double factor)
     const int64_t n = values && factor != 1 ? conformance_count(data, name) : 0;
     for (int64_t i = 0; i < n; i++)
         values[i] *= factor;
+}
+
+static void set_log_gates(conformance_data *data, double gamma, uint64_t seed)
+{
+    conformance_random random = conformance_random_seed(seed);
+    double *gates = conformance_add(data, "log_gate");
+    const int64_t n = conformance_count(data, "log_gate");
+    for (int64_t i = 0; i < n; i++)
+        gates[i] = log(gamma) * conformance_random_between(&random, 0.9, 1.1);
+}
+
+/* The largest |x|^2 of the keys under this name. */
+static double find_energy(const conformance_data *data, const char *name)
+{
+    const fwa_problem *p = &data->problem;
+    const double *keys = conformance_get(data, name);
+    const int64_t n = keys ? conformance_count(data, name) / p->key_dim : 0;
+    double energy = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double x[256], sum = 0;
+        fwa_feature_f64(p, keys + i * p->key_dim, x);
+        for (int32_t j = 0; j < p->key_dim; j++)
+            sum += x[j] * x[j];
+        energy = sum > energy ? sum : energy; /* keys that nobody may read are NaN */
+    }
+    return energy;
+}
+
+/* Normalised steps divide by |x|^2 themselves; for direct ones beta must hold for all keys. */
+static void set_gains(conformance_data *data, double least, uint64_t seed)
+{
+    static const char *const names[] = {"k", "prev_key_in", "tail_key_in"};
+    conformance_random random = conformance_random_seed(seed);
+    double *beta = conformance_add(data, "beta"), energy = 0;
+    const int64_t n = conformance_count(data, "beta");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        energy = fmax(energy, find_energy(data, names[i]));
+    if (data->problem.step != FWA_STEP_DIRECT || energy == 0)
+        energy = 1;
+    for (int64_t i = 0; i < n; i++)
+        beta[i] = conformance_random_between(&random, least, GREATEST_GAIN) / energy;
 }
 
 /* One batch row. */
@@ -25,13 +70,19 @@ static conformance_data make_row(const bench_problem *p, int64_t row)
     one.carrying = p->pass == BENCH_DECODE ? CONFORMANCE_CONTINUED : CONFORMANCE_FRESH;
     /* Multiples of three: the cases then have no gradient of the final carry. */
     one.seed = 3 * (uint64_t)(row + 1);
+    one.gates |= kind->gamma > 0 ? CONFORMANCE_LOG_GATE : 0;
+    one.gates |= kind->gain > 0 ? CONFORMANCE_BETA : 0;
     conformance_data data = conformance_case_data(&one);
     if (p->pass != BENCH_BACKWARD && p->pass != BENCH_TRAIN)
         conformance_drop(&data, "do");
-    if ((p->gates & CONFORMANCE_BETA) == 0 && kind->kind == CONFORMANCE_RANDOM)
+    if ((one.gates & CONFORMANCE_BETA) == 0 && kind->kind == CONFORMANCE_RANDOM)
         conformance_drop(&data, "beta");
     scale(&data, "lambda", kind->forget);
     scale(&data, "log_gate", kind->forget);
+    if (kind->gamma > 0)
+        set_log_gates(&data, kind->gamma, one.seed);
+    if (kind->gain > 0)
+        set_gains(&data, kind->gain, one.seed);
     return data;
 }
 

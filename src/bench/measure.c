@@ -34,18 +34,19 @@ static int refuse(bench_result *result, const char *what, const char *why)
 
 /* ---- Timing ---- */
 
-static void take_peaks(timing *t)
+static void take_peak(timing *t, bench_peak peak)
 {
-    bench_meter *meter = t->setup->meter;
-    double rate;
-    if (meter == NULL)
-        return;
-    rate = bench_meter_sample(meter, BENCH_PEAK_FMA, 1);
-    t->result->peak_fma = rate > t->result->peak_fma ? rate : t->result->peak_fma;
-    if (bench_state_bytes(&t->result->problem) == 0)
-        return;
-    rate = bench_meter_sample(meter, BENCH_PEAK_UPDATE, 1);
-    t->result->peak_update = rate > t->result->peak_update ? rate : t->result->peak_update;
+    double *greatest = &t->result->peaks[peak];
+    const double rate = bench_meter_sample(t->setup->meter, peak, t->result->threads);
+    *greatest = rate > *greatest ? rate : *greatest;
+}
+
+/* All peaks, or the one that binds the calls and the one that tells how the clock moves. */
+static void take_peaks(timing *t, int all)
+{
+    for (int peak = 0; t->setup->meter && peak < BENCH_PEAKS; peak++)
+        if (all || peak == (int)t->result->bound || peak == BENCH_PEAK_FMA_F32)
+            take_peak(t, (bench_peak)peak);
 }
 
 /* Seconds of `calls` calls; negative where one failed. */
@@ -103,7 +104,7 @@ static void summarise(timing *t)
     const int64_t n = t->count;
     qsort(t->samples, (size_t)n, sizeof *t->samples, by_size);
     r->samples = n;
-    r->processor = t->processor / (t->wall * fwa_context_threads(t->setup->context));
+    r->processor = t->processor / (t->wall * r->threads);
     r->minimum = t->samples[0];
     r->median = (t->samples[(n - 1) / 2] + t->samples[n / 2]) / 2;
     r->p90 = t->samples[(9 * n + 9) / 10 - 1];
@@ -117,17 +118,32 @@ static int time_calls(timing *t)
     t->result->calls = once < SAMPLE_SECONDS ? (int64_t)(SAMPLE_SECONDS / (once + 1e-9)) + 1 : 1;
     if (t->result->calls > CALLS_LIMIT)
         t->result->calls = CALLS_LIMIT;
-    take_peaks(t);
+    take_peaks(t, 1);
     for (int round = 0; round < ROUNDS; round++) {
         if (run_round(t))
             return -1;
-        take_peaks(t);
+        take_peaks(t, 0);
     }
     summarise(t);
     return 0;
 }
 
 /* ---- All ---- */
+
+/* float16 is computed in float32; so is bf16 where the machine has nothing better. */
+static bench_peak find_bound(const bench_setup *setup, const bench_problem *problem)
+{
+    static const bench_peak by_dtype[] = {
+        [FWA_DTYPE_F32] = BENCH_PEAK_FMA_F32,
+        [FWA_DTYPE_BF16] = BENCH_PEAK_FMA_BF16,
+        [FWA_DTYPE_F16] = BENCH_PEAK_FMA_F32,
+        [FWA_DTYPE_F64] = BENCH_PEAK_FMA_F64,
+    };
+    const bench_peak fma = by_dtype[problem->problem.dtype];
+    if (problem->pass == BENCH_DECODE)
+        return BENCH_PEAK_UPDATE;
+    return setup->meter && setup->meter->loops[fma] == NULL ? BENCH_PEAK_FMA_F32 : fma;
+}
 
 static void name_kernel(const bench_call *call, bench_result *result)
 {
@@ -151,12 +167,13 @@ static int check_first_call(timing *t, const conformance_data *verified)
     return bench_fail(&t->result->message, "%s is not bit for bit what was verified", name);
 }
 
-static void time_verified(const bench_setup *setup, const conformance_data *data,
-                          const conformance_data *verified, bench_result *result)
+static void time_verified(const bench_setup *setup, fwa_context *context,
+                          const conformance_data *data, const conformance_data *verified,
+                          bench_result *result)
 {
     bench_call call;
     timing t = {.setup = setup, .call = &call, .result = result};
-    if (bench_call_begin(&call, setup->context, &result->problem, data, &result->message)) {
+    if (bench_call_begin(&call, context, &result->problem, data, &result->message)) {
         result->verdict = BENCH_REFUSED;
         return;
     }
@@ -179,22 +196,18 @@ static int has_memory(const bench_problem *problem, bench_result *result)
     return 0;
 }
 
-void bench_measure(const bench_setup *setup, const bench_problem *problem, bench_result *result)
+static void verify_and_time(const bench_setup *setup, fwa_context *context, bench_result *result)
 {
+    const bench_problem *problem = &result->problem;
     conformance_data verified;
-    memset(result, 0, sizeof *result);
-    result->problem = *problem;
-    if (!has_memory(problem, result))
-        return;
     say(setup, "making data");
     conformance_data data = bench_inputs(problem);
     say(setup, "verifying");
-    const bench_verify_result verdict = bench_verify(problem, &data, setup->context,
-                                                     setup->reference, 0, &result->check, &verified,
-                                                     &result->message);
+    const bench_verify_result verdict = bench_verify(problem, &data, context, setup->reference, 0,
+                                                     &result->check, &verified, &result->message);
     if (verdict == BENCH_VERIFY_GOOD) {
         say(setup, "timing");
-        time_verified(setup, &data, &verified, result);
+        time_verified(setup, context, &data, &verified, result);
     } else {
         result->verdict = verdict == BENCH_VERIFY_WRONG ? BENCH_WRONG : BENCH_REFUSED;
     }
@@ -202,18 +215,64 @@ void bench_measure(const bench_setup *setup, const bench_problem *problem, bench
     conformance_data_free(&data);
 }
 
+/* The context of a problem's own number of threads. NULL with the result filled. */
+static fwa_context *make_context(const bench_setup *setup, bench_result *result)
+{
+    const int32_t there = fwa_context_threads(setup->context);
+    fwa_context_options options = FWA_CONTEXT_OPTIONS_INIT;
+    fwa_context *context = NULL;
+    options.backend = fwa_context_backend(setup->context);
+    options.threads = result->threads;
+    if (result->threads > there) {
+        result->verdict = BENCH_REFUSED;
+        bench_fail(&result->message, "it is for %d threads; there are %d", (int)result->threads,
+                   (int)there);
+    } else if (fwa_context_create(&options, &context) != FWA_OK) {
+        refuse(result, "", fwa_error_message());
+    }
+    return context;
+}
+
+void bench_measure(const bench_setup *setup, const bench_problem *problem, bench_result *result)
+{
+    const int32_t there = fwa_context_threads(setup->context);
+    memset(result, 0, sizeof *result);
+    result->problem = *problem;
+    result->threads = problem->threads > 0 ? problem->threads : there;
+    result->bound = find_bound(setup, problem);
+    if (!has_memory(problem, result))
+        return;
+    fwa_context *own = result->threads == there ? NULL : make_context(setup, result);
+    if (own || result->threads == there)
+        verify_and_time(setup, own ? own : setup->context, result);
+    fwa_context_destroy(own);
+}
+
 bench_rates bench_rates_of(const bench_result *result)
 {
-    bench_rates rates = {0, 0, 0, 0, 0};
+    bench_rates rates = {0, 0, 0, 0};
+    const double peak = result->peaks[result->bound];
     const double bytes = bench_state_bytes(&result->problem);
     if (result->verdict != BENCH_TIMED || result->minimum <= 0)
         return rates;
     rates.gflops = bench_flops(&result->problem) / result->minimum * 1e-9;
     rates.gbytes = bytes / result->minimum * 1e-9;
     rates.tokens = (double)(result->problem.batch * result->problem.tokens) / result->minimum;
-    if (bytes == 0 && result->peak_fma > 0)
-        rates.of_fma = rates.gflops / result->peak_fma;
-    if (bytes > 0 && result->peak_update > 0)
-        rates.of_update = rates.gbytes / result->peak_update;
+    if (peak > 0)
+        rates.of_bound = (result->bound == BENCH_PEAK_UPDATE ? rates.gbytes : rates.gflops) / peak;
     return rates;
+}
+
+double bench_efficiency(const bench_result *results, int64_t count, const bench_result *one)
+{
+    if (one->verdict != BENCH_TIMED || one->threads == 1)
+        return 0;
+    for (int64_t i = 0; i < count; i++) {
+        const bench_result *other = &results[i];
+        if (other->verdict == BENCH_TIMED && other->threads == 1 &&
+            strcmp(other->problem.set, one->problem.set) == 0 &&
+            strcmp(other->problem.name, one->problem.name) == 0)
+            return other->minimum / (one->threads * one->minimum);
+    }
+    return 0;
 }

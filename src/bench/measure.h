@@ -18,20 +18,22 @@ typedef struct bench_result {
     bench_problem problem;
     bench_verdict verdict;
     bench_message message; /* where it was not timed */
+    int32_t threads;       /* of the calls */
     char kernel[256];      /* of forward and backward, with " + " between, where both are timed */
     bench_check check;
     int64_t samples; /* of `calls` calls each */
     int64_t calls;
     double processor; /* of the time of all threads, the part in which they had a processor */
-    double minimum, median, p90;  /* seconds of one call */
-    double peak_fma, peak_update; /* greatest samples before, between and after the calls, GFLOP/s
-                                     and GB/s; 0: not measured */
+    double minimum, median, p90; /* seconds of one call */
+    double peaks[BENCH_PEAKS];   /* greatest samples, on the same threads; 0: not measured. Before
+                                    the calls of all, between and after them of the bound */
+    bench_peak bound;            /* what the calls cannot be faster than */
 } bench_result;
 
 typedef struct bench_setup {
-    fwa_context *context, *reference;
-    bench_meter *meter; /* NULL: a device that the host's peaks say nothing about */
-    double seconds;     /* of timed calls */
+    fwa_context *context, *reference; /* problems that say so get other threads */
+    bench_meter *meter;               /* NULL: a device that the host's peaks say nothing about */
+    double seconds;                   /* of timed calls */
     void (*phase)(void *user, const char *what); /* optional: what begins now */
     void *user;
 } bench_setup;
@@ -41,9 +43,13 @@ void bench_measure(const bench_setup *setup, const bench_problem *problem, bench
 /* What the times mean; from the minimum, since the peaks are the best samples too. 0: unknown. */
 typedef struct bench_rates {
     double gflops, gbytes, tokens; /* a second; gbytes of decoding only */
-    double of_fma, of_update;      /* fractions of the measured peaks; of_update of decoding, of_fma
-                                      of all else */
+    double of_bound; /* the fraction of the measured peak that binds: updates of memory for
+                        decoding, multiply-adds of the problem's type for all else */
 } bench_rates;
 bench_rates bench_rates_of(const bench_result *result);
+
+/* t1 / (n tn), where the results hold the same problem on one thread and this one has n; 0
+ * elsewhere. */
+double bench_efficiency(const bench_result *results, int64_t count, const bench_result *one);
 
 #endif

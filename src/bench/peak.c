@@ -1,206 +1,228 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "peak.h"
+#include "../conformance/data.h"
 #include "machine.h"
-#include "peak_isa.h"
 
+#include <math.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define RUNS           5    /* of a sample; the best counts */
-#define STREAM_RUNS    3    /* the same for memory, where a run is long */
-#define FMA_SECONDS    2e-3 /* of a run: long against the start of the threads */
-#define ARRAYS         3
-#define FLOATS_A_SHARE 64 /* a thread's share of an array is a multiple of this: four lines */
+#define RUNS          5    /* of a sample; the best counts */
+#define MEMORY_RUNS   3    /* the same for memory, where a run is long */
+#define RUN_SECONDS   2e-3 /* of all other runs: long against the start of the threads */
+#define ROUNDS_STEP   64   /* the rounds grow by this factor while a run is too short to tell */
+#define ROUNDS_LIMIT  ((int64_t)1 << 36)
+#define LEAST_SECONDS 1e-6 /* that a coarse clock may show as none */
 
-/* ---- Instruction sets ---- */
-
-int bench_has_generic(void)
-{
-    return 1;
-}
-
-#ifdef FWA_CPU_X86
-int bench_has_avx2(void)
-{
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
-
-int bench_has_avx512(void)
-{
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           bench_has_avx2();
-}
-#endif
-
-static const bench_loops *const loops[] = {
+static const bench_loops *const candidates[] = {
     &bench_loops_generic,
 #ifdef FWA_CPU_X86
     &bench_loops_avx2,
     &bench_loops_avx512,
+    &bench_loops_avx512bf16,
 #endif
 };
 
-/* ---- Runs: seconds of one pass on `threads` threads ---- */
+/* ---- The peaks ---- */
 
-/* *team: how many threads there really were. */
-static double run_fma(const bench_meter *meter, int threads, int *team)
+enum { IN_REGISTERS, IN_L1, IN_L2, IN_MEMORY }; /* a place of bench_meter's limits */
+
+static const struct {
+    const char *name, *unit;
+    bench_loop_kind loop;
+    int place;
+} peaks[BENCH_PEAKS] = {
+    [BENCH_PEAK_FMA_F32] = {"fma_f32", "GFLOP/s", BENCH_LOOP_FMA_F32, IN_REGISTERS},
+    [BENCH_PEAK_FMA_BF16] = {"fma_bf16", "GFLOP/s", BENCH_LOOP_FMA_BF16, IN_REGISTERS},
+    [BENCH_PEAK_FMA_F64] = {"fma_f64", "GFLOP/s", BENCH_LOOP_FMA_F64, IN_REGISTERS},
+    [BENCH_PEAK_READ_L1] = {"read_l1", "GB/s", BENCH_LOOP_READ, IN_L1},
+    [BENCH_PEAK_READ_L2] = {"read_l2", "GB/s", BENCH_LOOP_READ, IN_L2},
+    [BENCH_PEAK_READ] = {"read_memory", "GB/s", BENCH_LOOP_READ, IN_MEMORY},
+    [BENCH_PEAK_UPDATE] = {"update_memory", "GB/s", BENCH_LOOP_UPDATE, IN_MEMORY},
+    [BENCH_PEAK_TRIAD] = {"triad_memory", "GB/s", BENCH_LOOP_TRIAD, IN_MEMORY},
+};
+
+const char *bench_peak_name(bench_peak peak)
 {
-    double begin = 0, end = 0;
-    float total = 0;
-    *team = 1;
-#pragma omp parallel num_threads(threads) reduction(+ : total)
-    {
-#pragma omp barrier
-#pragma omp master
-        {
-            *team = omp_get_num_threads();
-            begin = bench_machine_now();
-        }
-        total += meter->loops->fma(meter->rounds, 0.5f, 1.0f);
-#pragma omp barrier
-#pragma omp master
-        end = bench_machine_now();
-    }
-    /* All chains approach 2; the comparison keeps the compiler from dropping them. */
-    return total > 0 ? end - begin : 0;
+    return peaks[peak].name;
 }
+
+const char *bench_peak_unit(bench_peak peak)
+{
+    return peaks[peak].unit;
+}
+
+/* ---- Runs ---- */
 
 /* The part of [0, n) that belongs to one thread. */
 static int64_t share_begin(int64_t n, int thread, int threads)
 {
-    return n / FLOATS_A_SHARE * thread / threads * FLOATS_A_SHARE;
+    return n / BENCH_LOOP_STEP * thread / threads * BENCH_LOOP_STEP;
 }
 
-static double run_stream(const bench_meter *meter, bench_peak peak, int threads)
+/* Floats that one thread passes over: of its share, the part that half of a cache holds. */
+static int64_t floats_of(const bench_meter *meter, bench_peak peak, int64_t share)
 {
-    double begin = 0, end = 0;
-    const int64_t n = meter->floats;
-    /* The update has all of the memory as one array. */
-    const int64_t all = peak == BENCH_PEAK_UPDATE ? ARRAYS * n : n;
-#pragma omp parallel num_threads(threads)
+    const int64_t limit = meter->limits[peaks[peak].place];
+    return limit < share ? limit : share;
+}
+
+/* One run on so many threads: operations or bytes a second; *seconds: how long it took. */
+static double run(const bench_meter *meter, bench_peak peak, int threads, double *seconds)
+{
+    const bench_loop *loop = &meter->loops[peak]->loop[peaks[peak].loop];
+    const int64_t rounds = meter->rounds[peak];
+    const int in_registers = peaks[peak].place == IN_REGISTERS;
+    double begin = INFINITY, end = 0, work = 0;
+    float total = 0;
+    /* Each thread looks at the clock itself: one that is held up shows. */
+#pragma omp parallel num_threads(threads) reduction(min : begin) reduction(max : end)              \
+    reduction(+ : work, total)
     {
         const int thread = omp_get_thread_num(), team = omp_get_num_threads();
-        const int64_t from = share_begin(all, thread, team);
-        const int64_t count = share_begin(all, thread + 1, team) - from;
-        float *a = meter->memory + from;
+        const int64_t from = share_begin(meter->floats, thread, team);
+        const int64_t share = share_begin(meter->floats, thread + 1, team) - from;
+        const int64_t n = floats_of(meter, peak, share);
 #pragma omp barrier
-#pragma omp master
         begin = bench_machine_now();
-        if (peak == BENCH_PEAK_UPDATE)
-            meter->loops->update(a, count, 0.5f, 1.0f);
-        else
-            meter->loops->triad(a, a + n, a + 2 * n, count, 0.5f);
-#pragma omp barrier
-#pragma omp master
+        total += loop->run(meter->memory + from, n, rounds);
         end = bench_machine_now();
+        work += (double)loop->work * (double)rounds * (in_registers ? 1 : (double)n);
     }
-    return end - begin;
-}
-
-static double fma_rate(const bench_meter *meter, int threads)
-{
-    int team;
-    const double seconds = run_fma(meter, threads, &team);
-    const double flops = (double)meter->loops->flops * (double)meter->rounds * team;
-    return seconds > 0 ? flops / seconds : 0;
-}
-
-static double stream_rate(const bench_meter *meter, bench_peak peak, int threads)
-{
-    const double seconds = run_stream(meter, peak, threads);
-    /* The update reads and writes all; the triad reads two arrays and writes one. */
-    const double arrays = peak == BENCH_PEAK_UPDATE ? 2 * ARRAYS : ARRAYS;
-    return seconds > 0 ? arrays * sizeof(float) * (double)meter->floats / seconds : 0;
+    *seconds = end - begin;
+    /* The comparison, which always holds, keeps the compiler from dropping the loops. */
+    return total > 0 && *seconds > 0 ? work / *seconds : 0;
 }
 
 /* In GFLOP/s or GB/s. */
 static double best_rate(const bench_meter *meter, bench_peak peak, int threads)
 {
-    const int runs = peak == BENCH_PEAK_FMA ? RUNS : STREAM_RUNS;
-    double best = 0;
+    const int runs = peaks[peak].place == IN_MEMORY ? MEMORY_RUNS : RUNS;
+    double best = 0, seconds;
     for (int i = 0; i < runs; i++) {
-        const double rate = peak == BENCH_PEAK_FMA ? fma_rate(meter, threads)
-                                                   : stream_rate(meter, peak, threads);
+        const double rate = run(meter, peak, threads, &seconds);
         best = rate > best ? rate : best;
     }
     return best * 1e-9;
 }
 
-/* ---- The meter ---- */
+/* ---- Choosing loops ---- */
 
-/* Sets the rounds that one thread does in FMA_SECONDS; returns its rate. */
-static double calibrate(bench_meter *meter)
+/* Finds the rounds that one thread does in RUN_SECONDS; returns its rate. */
+static double calibrate(bench_meter *meter, bench_peak peak)
 {
-    double rate = 0;
-    meter->rounds = 1000;
-    for (int i = 0; i < 4; i++) { /* the first run may find a sleeping clock */
-        rate = best_rate(meter, BENCH_PEAK_FMA, 1);
-        meter->rounds = (int64_t)(rate * 1e9 * FMA_SECONDS / (double)meter->loops->flops) + 1;
+    int64_t *rounds = &meter->rounds[peak];
+    double seconds = 0;
+    for (*rounds = 1; *rounds < ROUNDS_LIMIT; *rounds *= ROUNDS_STEP) {
+        run(meter, peak, 1, &seconds);
+        if (seconds > RUN_SECONDS / ROUNDS_STEP)
+            break;
     }
-    return rate;
+    for (int i = 0; i < 2; i++) { /* the first run may find a sleeping clock */
+        run(meter, peak, 1, &seconds);
+        *rounds = (int64_t)((double)*rounds * RUN_SECONDS / fmax(seconds, LEAST_SECONDS)) + 1;
+    }
+    return best_rate(meter, peak, 1);
 }
 
-static void choose_loops(bench_meter *meter)
+static void choose_loops(bench_meter *meter, bench_peak peak)
 {
     const bench_loops *best = NULL;
     double best_rate_yet = 0;
-    for (size_t i = 0; i < sizeof loops / sizeof *loops; i++) {
-        if (!loops[i]->available())
+    int64_t rounds = 1;
+    for (size_t i = 0; i < sizeof candidates / sizeof *candidates; i++) {
+        if (candidates[i]->loop[peaks[peak].loop].run == NULL || !candidates[i]->available())
             continue;
-        meter->loops = loops[i];
-        const double rate = calibrate(meter);
+        meter->loops[peak] = candidates[i];
+        const double rate = calibrate(meter, peak);
         if (best == NULL || rate > best_rate_yet) {
-            best = loops[i];
+            best = candidates[i];
             best_rate_yet = rate;
+            rounds = meter->rounds[peak];
         }
     }
-    meter->loops = best;
-    calibrate(meter);
+    meter->loops[peak] = best;
+    meter->rounds[peak] = rounds;
+}
+
+/* ---- The meter ---- */
+
+/* Floats that fill half of a cache. */
+static int64_t half_cache(int level)
+{
+    const int64_t floats = bench_machine_cache(level) / 2 / (int64_t)sizeof(float);
+    return floats / BENCH_LOOP_STEP * BENCH_LOOP_STEP;
 }
 
 int bench_meter_begin(bench_meter *meter, int threads, bench_message *message)
 {
-    const int64_t bytes = bench_machine_beyond_cache();
+    const int64_t bytes = bench_machine_beyond_cache(threads);
     memset(meter, 0, sizeof *meter);
     meter->threads = threads;
-    meter->floats = bytes / (int64_t)sizeof(float) / ARRAYS / FLOATS_A_SHARE * FLOATS_A_SHARE;
-    meter->memory = aligned_alloc(64, (size_t)meter->floats * ARRAYS * sizeof(float));
+    meter->limits[IN_L1] = half_cache(1);
+    meter->limits[IN_L2] = half_cache(2);
+    meter->limits[IN_MEMORY] = INT64_MAX;
+    meter->floats = bytes / (int64_t)sizeof(float) / BENCH_LOOP_STEP * BENCH_LOOP_STEP;
+    meter->memory = aligned_alloc(64, (size_t)meter->floats * sizeof(float));
     if (meter->memory == NULL)
-        return bench_fail(message, "no memory for %lld MiB of arrays, whose bandwidth is the peak",
+        return bench_fail(message, "no memory for %lld MiB of numbers, whose bandwidth is the peak",
                           (long long)(bytes >> 20));
-    const int64_t all = meter->floats * ARRAYS;
-    /* Each page is first touched by the thread that will work on it. */
+        /* Each page is first touched by the thread that will work on it. */
 #pragma omp parallel num_threads(threads)
     {
         const int thread = omp_get_thread_num(), team = omp_get_num_threads();
-        const int64_t end = share_begin(all, thread + 1, team);
-        for (int64_t i = share_begin(all, thread, team); i < end; i++)
+        const int64_t end = share_begin(meter->floats, thread + 1, team);
+        for (int64_t i = share_begin(meter->floats, thread, team); i < end; i++)
             meter->memory[i] = 1;
     }
-    choose_loops(meter);
+    for (int peak = 0; peak < BENCH_PEAKS; peak++) {
+        if (peaks[peak].place != IN_MEMORY) {
+            choose_loops(meter, (bench_peak)peak);
+        } else { /* where the width of a vector counts least */
+            meter->loops[peak] = meter->loops[BENCH_PEAK_READ_L1];
+            meter->rounds[peak] = 1;
+        }
+    }
     return 0;
 }
 
 void bench_meter_end(bench_meter *meter)
 {
     free(meter->memory);
-    meter->memory = NULL;
+    free(meter->series);
+    memset(meter, 0, sizeof *meter);
 }
 
-static int series_index(const bench_meter *meter, int all)
+static bench_series *find_series(const bench_meter *meter, bench_peak peak, int threads)
 {
-    return all && meter->threads > 1;
+    for (int i = 0; i < meter->series_count; i++)
+        if (meter->series[i].peak == peak && meter->series[i].threads == threads)
+            return &meter->series[i];
+    return NULL;
 }
 
-double bench_meter_sample(bench_meter *meter, bench_peak peak, int all)
+static bench_series *add_series(bench_meter *meter, bench_peak peak, int threads)
 {
-    const int index = series_index(meter, all);
-    bench_series *series = &meter->series[peak][index];
-    const double rate = best_rate(meter, peak, index ? meter->threads : 1);
+    const size_t count = (size_t)meter->series_count;
+    bench_series *grown = conformance_allocate(count + 1, sizeof *grown);
+    if (count > 0)
+        memcpy(grown, meter->series, count * sizeof *grown);
+    free(meter->series);
+    meter->series = grown;
+    meter->series_count++;
+    grown[count] = (bench_series){.peak = peak, .threads = threads};
+    return &grown[count];
+}
+
+double bench_meter_sample(bench_meter *meter, bench_peak peak, int threads)
+{
+    if (meter->loops[peak] == NULL)
+        return 0;
+    const double rate = best_rate(meter, peak, threads);
+    bench_series *series = find_series(meter, peak, threads);
+    if (series == NULL)
+        series = add_series(meter, peak, threads);
     if (series->count++ == 0)
         series->first = series->least = series->greatest = rate;
     series->last = rate;
@@ -209,13 +231,15 @@ double bench_meter_sample(bench_meter *meter, bench_peak peak, int all)
     return rate;
 }
 
-const bench_series *bench_meter_series(const bench_meter *meter, bench_peak peak, int all)
+bench_series bench_meter_series(const bench_meter *meter, bench_peak peak, int threads)
 {
-    return &meter->series[peak][series_index(meter, all)];
+    const bench_series *series = find_series(meter, peak, threads);
+    const bench_series none = {.peak = peak, .threads = threads};
+    return series ? *series : none;
 }
 
 double bench_meter_drift(const bench_meter *meter)
 {
-    const bench_series *fma = bench_meter_series(meter, BENCH_PEAK_FMA, 1);
-    return fma->least > 0 ? fma->greatest / fma->least - 1 : 0;
+    const bench_series fma = bench_meter_series(meter, BENCH_PEAK_FMA_F32, meter->threads);
+    return fma.least > 0 ? fma.greatest / fma.least - 1 : 0;
 }

@@ -2,7 +2,5 @@
 #define BENCH_LANES      8
 #define BENCH_LOOP(name) name##_avx2
 #include "peak_tmpl.h"
-#include "peak_isa.h"
 
-const bench_loops bench_loops_avx2 = {"avx2",   bench_has_avx2, BENCH_LOOPS_FLOPS,
-                                      fma_avx2, update_avx2,    triad_avx2};
+const bench_loops bench_loops_avx2 = {"avx2", bench_has_avx2, BENCH_LOOPS};

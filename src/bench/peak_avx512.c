@@ -2,7 +2,5 @@
 #define BENCH_LANES      16
 #define BENCH_LOOP(name) name##_avx512
 #include "peak_tmpl.h"
-#include "peak_isa.h"
 
-const bench_loops bench_loops_avx512 = {"avx512",   bench_has_avx512, BENCH_LOOPS_FLOPS,
-                                        fma_avx512, update_avx512,    triad_avx512};
+const bench_loops bench_loops_avx512 = {"avx512", bench_has_avx512, BENCH_LOOPS};

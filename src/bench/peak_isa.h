@@ -6,5 +6,6 @@
 int bench_has_generic(void);
 int bench_has_avx2(void);
 int bench_has_avx512(void);
+int bench_has_avx512bf16(void);
 
 #endif

@@ -3,47 +3,64 @@
  * defines BENCH_LANES (floats to a vector) and BENCH_LOOP(name), and then the table. */
 
 #include "peak.h"
+#include "peak_isa.h"
 
-#include <string.h>
+#define BENCH_VECTOR_BYTES (BENCH_LANES * 4)
 
-typedef float vec __attribute__((vector_size(BENCH_LANES * 4)));
-typedef float loose_vec __attribute__((vector_size(BENCH_LANES * 4), aligned(4), may_alias));
+typedef float vec __attribute__((vector_size(BENCH_VECTOR_BYTES)));
+typedef double double_vec __attribute__((vector_size(BENCH_VECTOR_BYTES)));
+typedef float loose_vec __attribute__((vector_size(BENCH_VECTOR_BYTES), aligned(4), may_alias));
 
-/* Sums that do not wait for each other: a multiply-add takes four to five cycles and two start in
- * each, so ten are needed; with m and b they fit in 16 registers. */
-#define CHAINS 12
+#define BENCH_FMA    BENCH_LOOP(fma_f32)
+#define BENCH_VECTOR vec
+#define BENCH_REAL   float
+#include "peak_fma_tmpl.h"
 
-static float BENCH_LOOP(fma)(int64_t rounds, float m, float b)
+#define BENCH_FMA    BENCH_LOOP(fma_f64)
+#define BENCH_VECTOR double_vec
+#define BENCH_REAL   double
+#include "peak_fma_tmpl.h"
+
+/* Sums that do not wait for each other, as above; two loads start in each cycle. */
+#define READ_CHAINS 8
+
+static float BENCH_LOOP(read)(float *a, int64_t n, int64_t rounds)
 {
-    const vec factor = (vec){0} + m, term = (vec){0} + b;
-    vec chain[CHAINS];
-    float lane[BENCH_LANES], total = 0;
-    for (int i = 0; i < CHAINS; i++)
-        chain[i] = (vec){0} + (float)i;
+    vec sum[READ_CHAINS] = {{0}};
     for (int64_t round = 0; round < rounds; round++)
-        for (int i = 0; i < CHAINS; i++)
-            chain[i] = chain[i] * factor + term;
-    for (int i = 0; i < CHAINS; i++) {
-        memcpy(lane, &chain[i], sizeof lane);
-        for (int j = 0; j < BENCH_LANES; j++)
-            total += lane[j];
-    }
-    return total;
+        for (int64_t i = 0; i < n; i += READ_CHAINS * BENCH_LANES)
+            for (int j = 0; j < READ_CHAINS; j++)
+                sum[j] += *(const loose_vec *)(a + i + j * BENCH_LANES);
+    for (int j = 1; j < READ_CHAINS; j++)
+        sum[0] += sum[j];
+    return sum[0][0];
 }
 
-/* n is a multiple of BENCH_LANES in both. */
-static void BENCH_LOOP(update)(float *a, int64_t n, float m, float b)
+static float BENCH_LOOP(update)(float *a, int64_t n, int64_t rounds)
 {
-    for (int64_t i = 0; i < n; i += BENCH_LANES) {
-        loose_vec *at = (loose_vec *)(a + i);
-        *at = *at * m + b;
-    }
+    for (int64_t round = 0; round < rounds; round++)
+        for (int64_t i = 0; i < n; i += BENCH_LANES) {
+            loose_vec *at = (loose_vec *)(a + i);
+            *at = *at * 0.5f + 1.0f;
+        }
+    return a[0];
 }
 
-static void BENCH_LOOP(triad)(float *a, const float *b, const float *c, int64_t n, float s)
+/* a, b and c are the thirds of what is given. */
+static float BENCH_LOOP(triad)(float *a, int64_t n, int64_t rounds)
 {
-    for (int64_t i = 0; i < n; i += BENCH_LANES)
-        *(loose_vec *)(a + i) = *(const loose_vec *)(b + i) + *(const loose_vec *)(c + i) * s;
+    const float *b = a + n / 3, *c = b + n / 3;
+    for (int64_t round = 0; round < rounds; round++)
+        for (int64_t i = 0; i < n / 3; i += BENCH_LANES)
+            *(loose_vec *)(a + i) = *(const loose_vec *)(b + i) +
+                                    *(const loose_vec *)(c + i) * 0.5f;
+    return a[0];
 }
 
-#define BENCH_LOOPS_FLOPS (2 * CHAINS * BENCH_LANES)
+#define BENCH_LOOPS                                                                                \
+    {                                                                                              \
+        [BENCH_LOOP_FMA_F32] = {BENCH_LOOP(fma_f32), 2 * BENCH_CHAINS * BENCH_LANES},              \
+        [BENCH_LOOP_FMA_F64] = {BENCH_LOOP(fma_f64), BENCH_CHAINS * BENCH_LANES},                  \
+        [BENCH_LOOP_READ] = {BENCH_LOOP(read), 4}, [BENCH_LOOP_UPDATE] = {BENCH_LOOP(update), 8},  \
+        [BENCH_LOOP_TRIAD] = {BENCH_LOOP(triad), 4},                                               \
+    }

@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BLANKS     " \t\r\n\f\v"
-#define KEY_LIMIT  32 /* keys of a line: more than there are */
-#define LINE_LIMIT 1024
-#define FILE_LIMIT (1 << 20)
+#define BLANKS        " \t\r\n\f\v"
+#define KEY_LIMIT     32 /* keys of a line: more than there are */
+#define KINDS_LIMIT   32 /* the same of data */
+#define THREADS_LIMIT 4096
 
 /* ---- Names ---- */
 
@@ -25,54 +25,6 @@ static const char *const state_dtypes[] = {"", "f32", "bf16", "f16", NULL};
 const char *bench_pass_name(int32_t pass)
 {
     return pass >= 0 && pass < BENCH_PASSES ? passes[pass] : NULL;
-}
-
-/* The conformance cases' random gates forget everything within some ten tokens; layers that are
- * trained keep most of their state for hundreds. */
-static const bench_data_kind kinds[] = {
-    {"random", CONFORMANCE_RANDOM, 0.1},     {"strong", CONFORMANCE_RANDOM, 1},
-    {"equal", CONFORMANCE_EQUAL_KEYS, 1},    {"correlated", CONFORMANCE_CORRELATED_KEYS, 1},
-    {"zero", CONFORMANCE_ZERO_KEYS, 1},      {"wild", CONFORMANCE_WILD_GATES, 1},
-    {"closed", CONFORMANCE_CLOSED_GATES, 1}, {"clamped", CONFORMANCE_CLAMPED, 1},
-    {"scaled", CONFORMANCE_SCALED, 1},
-};
-
-#define KINDS ((int32_t)(sizeof kinds / sizeof *kinds))
-
-const bench_data_kind *bench_data_get(int32_t index)
-{
-    return index >= 0 && index < KINDS ? &kinds[index] : NULL;
-}
-
-static const struct {
-    const char *name;
-    int32_t gate;
-} gates[] = {
-    {"none", 0},
-    {"beta", CONFORMANCE_BETA},
-    {"lambda", CONFORMANCE_LAMBDA},
-    {"log_gate", CONFORMANCE_LOG_GATE},
-};
-
-/* What users of a preset hand over; the rest, the paper's rules, have a gain and a ridge. */
-static const struct {
-    const char *preset;
-    int32_t gates;
-} preset_gates[] = {
-    {"deltanet", CONFORMANCE_BETA},
-    {"gated_deltanet", CONFORMANCE_BETA | CONFORMANCE_LOG_GATE},
-    {"linear_attention", 0},
-    {"retnet", CONFORMANCE_LOG_GATE},
-    {"lightning_attention", CONFORMANCE_LOG_GATE},
-    {"mamba2", CONFORMANCE_BETA | CONFORMANCE_LOG_GATE},
-};
-
-static int32_t gates_of_preset(const char *preset)
-{
-    for (size_t i = 0; i < sizeof preset_gates / sizeof *preset_gates; i++)
-        if (strcmp(preset_gates[i].preset, preset) == 0)
-            return preset_gates[i].gates;
-    return CONFORMANCE_BETA | CONFORMANCE_LAMBDA;
 }
 
 /* ---- Values ---- */
@@ -117,10 +69,9 @@ static int set_name(const value *v, const char *const *names, int32_t *number,
 
 static int set_kind(const value *v, int32_t *number, bench_message *message)
 {
-    const char *names[KINDS + 1];
-    for (int32_t i = 0; i < KINDS; i++)
-        names[i] = kinds[i].name;
-    names[KINDS] = NULL;
+    const char *names[KINDS_LIMIT] = {NULL};
+    for (int32_t i = 0; bench_data_get(i) != NULL; i++)
+        names[i] = bench_data_get(i)->name;
     return set_name(v, names, number, message);
 }
 
@@ -130,17 +81,34 @@ static int set_gates(const value *v, int32_t *number, bench_message *message)
     *number = 0;
     for (;;) {
         const size_t length = strcspn(at, "+");
-        size_t i = at == v->text && at[length] == '\0' ? 0 : 1; /* "none" stands alone */
-        for (; i < sizeof gates / sizeof *gates; i++)
-            if (strlen(gates[i].name) == length && strncmp(gates[i].name, at, length) == 0)
+        int32_t i = at == v->text && at[length] == '\0' ? 0 : 1; /* "none" stands alone */
+        for (; bench_gate_name(i) != NULL; i++)
+            if (strlen(bench_gate_name(i)) == length &&
+                strncmp(bench_gate_name(i), at, length) == 0)
                 break;
-        if (i == sizeof gates / sizeof *gates || (*number & gates[i].gate))
+        if (bench_gate_name(i) == NULL || (*number & bench_gate(i)))
             return bad(message, v, "none, or beta, lambda, log_gate with '+' between");
-        *number |= gates[i].gate;
+        *number |= bench_gate(i);
         if (at[length] == '\0')
             return 0;
         at += length + 1;
     }
+}
+
+static int set_threads(const value *v, int32_t *threads, bench_message *message)
+{
+    char *end;
+    const long number = strtol(v->text, &end, 10);
+    const int digits = v->text[0] >= '0' && v->text[0] <= '9' && *end == '\0';
+    if (strcmp(v->text, "all") == 0)
+        *threads = BENCH_THREADS_ALL;
+    else if (strcmp(v->text, "scaling") == 0)
+        *threads = BENCH_THREADS_SCALING;
+    else if (digits && number >= 1 && number <= THREADS_LIMIT)
+        *threads = (int32_t)number;
+    else
+        return bad(message, v, "all, scaling, or an integer from 1 to 4096");
+    return 0;
 }
 
 static int set_text_name(const value *v, char *name, bench_message *message)
@@ -161,7 +129,7 @@ static int set_preset(const value *v, bench_problem *p, bench_message *message)
     for (int32_t i = 0; fwa_preset_get(i) != NULL; i++)
         if (strcmp(fwa_preset_get(i)->name, v->text) == 0)
             p->preset = fwa_preset_get(i)->name;
-    p->gates = gates_of_preset(p->preset);
+    p->gates = bench_preset_gates(p->preset);
     return 0;
 }
 
@@ -174,7 +142,8 @@ typedef enum key_kind {
     KEY_INT64,
     KEY_CHOICE,
     KEY_DATA,
-    KEY_GATES
+    KEY_GATES,
+    KEY_THREADS
 } key_kind;
 
 /* Needed of a line whatever else it has, or in one group of passes only. */
@@ -209,6 +178,7 @@ static const key keys[] = {
     {"gates", KEY_GATES, KEY_FREE, FIELD(gates), 0, NULL},
     {"cache", KEY_CHOICE, KEY_DECODE, FIELD(cold), 0, caches},
     {"saved", KEY_CHOICE, KEY_BACKWARD, FIELD(saved), 0, switches},
+    {"threads", KEY_THREADS, KEY_FREE, FIELD(threads), 0, NULL},
 };
 
 #define KEYS (sizeof keys / sizeof *keys)
@@ -248,6 +218,7 @@ static int set_value(const value *v, bench_problem *p, bench_message *message)
         return 0;
     case KEY_CHOICE: return set_name(v, one->names, field, message);
     case KEY_DATA: return set_kind(v, field, message);
+    case KEY_THREADS: return set_threads(v, field, message);
     default: return set_gates(v, field, message);
     }
 }
@@ -331,11 +302,11 @@ static void make_name(bench_problem *p)
 int bench_parse_line(const char *line, bench_problem *problem, bench_message *message)
 {
     static const bench_problem defaults = {.problem = FWA_PROBLEM_INIT, .batch = 1, .saved = 1};
-    char copy[LINE_LIMIT];
+    char copy[BENCH_LINE];
     value values[KEY_LIMIT];
     *problem = defaults;
-    if (snprintf(copy, sizeof copy, "%s", line) >= LINE_LIMIT)
-        return bench_fail(message, "the line is longer than %d bytes", LINE_LIMIT - 1);
+    if (snprintf(copy, sizeof copy, "%s", line) >= BENCH_LINE)
+        return bench_fail(message, "the line is longer than %d bytes", BENCH_LINE - 1);
     const int count = cut(copy, values, message);
     if (count <= 0)
         return count;
@@ -351,76 +322,6 @@ int bench_parse_line(const char *line, bench_problem *problem, bench_message *me
         return -1;
     make_name(problem);
     return 1;
-}
-
-/* ---- Lists ---- */
-
-static int append(bench_list *list, const bench_problem *problem, bench_message *message)
-{
-    /* Room doubles whenever the count is a power of two. */
-    if ((list->count & (list->count - 1)) == 0) {
-        const size_t room = list->count ? 2 * (size_t)list->count : 1;
-        bench_problem *grown = realloc(list->problems, room * sizeof *grown);
-        if (grown == NULL)
-            return bench_fail(message, "no memory for %zu problems", room);
-        list->problems = grown;
-    }
-    list->problems[list->count++] = *problem;
-    return 0;
-}
-
-int bench_parse_text(const char *text, const char *origin, bench_list *list, bench_message *message)
-{
-    int64_t number = 1;
-    for (const char *at = text; *at; number++) {
-        const size_t length = strcspn(at, "\n");
-        char line[LINE_LIMIT + 1];
-        bench_problem problem;
-        bench_message inner;
-        snprintf(line, sizeof line, "%.*s", (int)(length < LINE_LIMIT ? length : LINE_LIMIT), at);
-        int result = bench_parse_line(line, &problem, &inner);
-        if (result > 0)
-            result = append(list, &problem, &inner);
-        if (result < 0)
-            return bench_fail(message, "%.128s:%lld: %.300s", origin, (long long)number,
-                              inner.text);
-        at += length + (at[length] == '\n');
-    }
-    return 0;
-}
-
-int bench_read_file(const char *path, bench_list *list, bench_message *message)
-{
-    int result = -1;
-    FILE *file = fopen(path, "re");
-    char *text = malloc(FILE_LIMIT + 1);
-    if (file == NULL) {
-        bench_fail(message, "'%.200s' cannot be read: %s", path, strerror(errno));
-    } else if (text == NULL) {
-        bench_fail(message, "'%.200s': no memory for its text", path);
-    } else {
-        const size_t size = fread(text, 1, FILE_LIMIT + 1, file);
-        if (ferror(file))
-            bench_fail(message, "'%.200s' cannot be read: %s", path, strerror(errno));
-        else if (size > FILE_LIMIT)
-            bench_fail(message, "'%.200s' is longer than %d bytes", path, FILE_LIMIT);
-        else if (memchr(text, '\0', size) != NULL)
-            bench_fail(message, "'%.200s' holds a zero byte: it is no text", path);
-        else {
-            text[size] = '\0';
-            result = bench_parse_text(text, path, list, message);
-        }
-    }
-    if (file)
-        fclose(file);
-    free(text);
-    return result;
-}
-
-void bench_list_free(bench_list *list)
-{
-    free(list->problems);
-    memset(list, 0, sizeof *list);
 }
 
 /* ---- Work ---- */

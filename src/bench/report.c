@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
-#include "machine.h"
+#include "../conformance/cases.h"
 
 #include <math.h>
 #include <string.h>
@@ -14,48 +14,53 @@ static void add_number(json_t *object, const char *key, double number)
         json_object_set_new(object, key, json_real(number));
 }
 
-static json_t *report_series(const bench_series *series)
-{
-    json_t *object = json_object();
-    json_object_set_new(object, "samples", json_integer((json_int_t)series->count));
-    add_number(object, "first", series->first);
-    add_number(object, "last", series->last);
-    add_number(object, "least", series->least);
-    add_number(object, "greatest", series->greatest);
-    return object;
-}
-
 static json_t *report_peaks(const bench_meter *meter)
 {
-    static const char *const names[] = {"fma_gflops", "update_gbytes", "triad_gbytes"};
-    json_t *object = json_object();
-    json_object_set_new(object, "isa", json_string(meter->loops->isa));
-    json_object_set_new(object, "stream_bytes",
-                        json_integer((json_int_t)(3 * sizeof(float)) * meter->floats));
-    json_object_set_new(object, "drift", json_real(bench_meter_drift(meter)));
-    for (int peak = 0; peak < BENCH_PEAKS; peak++) {
-        json_t *list = json_array();
-        for (int all = 0; all <= (meter->threads > 1); all++) {
-            json_t *one = report_series(bench_meter_series(meter, (bench_peak)peak, all));
-            json_object_set_new(one, "threads", json_integer(all ? meter->threads : 1));
-            json_array_append_new(list, one);
-        }
-        json_object_set_new(object, names[peak], list);
+    json_t *list = json_array();
+    for (int i = 0; i < meter->series_count; i++) {
+        const bench_series *series = &meter->series[i];
+        json_t *one = json_pack("{s:s, s:s, s:s, s:i, s:I}", "peak", bench_peak_name(series->peak),
+                                "unit", bench_peak_unit(series->peak), "isa",
+                                meter->loops[series->peak]->isa, "threads", series->threads,
+                                "samples", (json_int_t)series->count);
+        add_number(one, "first", series->first);
+        add_number(one, "last", series->last);
+        add_number(one, "least", series->least);
+        add_number(one, "greatest", series->greatest);
+        json_array_append_new(list, one);
     }
-    return object;
+    return list;
+}
+
+static json_t *report_gates(int32_t gates)
+{
+    json_t *list = json_array();
+    for (int32_t i = 1; bench_gate_name(i) != NULL; i++)
+        if (gates & bench_gate(i))
+            json_array_append_new(list, json_string(bench_gate_name(i)));
+    return list;
 }
 
 static json_t *report_problem(const bench_problem *p)
 {
     const fwa_problem *q = &p->problem;
     const bench_data_kind *kind = bench_data_get(p->data);
-    return json_pack("{s:s, s:s, s:s, s:I, s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:s, s:s, s:s}",
-                     "name", p->name, "preset", p->preset, "pass", bench_pass_name(p->pass), "B",
-                     (json_int_t)p->batch, "T", (json_int_t)p->tokens, "Hk", (int)q->heads_key,
-                     "Hv", (int)q->heads_value, "Hq", (int)q->heads_query, "D", (int)q->key_dim,
-                     "V", (int)q->value_dim, "window", (int)q->window, "dtype",
-                     fwa_dtype_name(q->dtype), "form", conformance_form_name(q->form), "data",
-                     kind->name, "cache", p->cold ? "cold" : "hot");
+    json_t *object = json_pack(
+        "{s:s, s:s, s:s, s:I, s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:s, s:s, s:o}", "name",
+        p->name, "preset", p->preset, "pass", bench_pass_name(p->pass), "B", (json_int_t)p->batch,
+        "T", (json_int_t)p->tokens, "Hk", (int)q->heads_key, "Hv", (int)q->heads_value, "Hq",
+        (int)q->heads_query, "D", (int)q->key_dim, "V", (int)q->value_dim, "window", (int)q->window,
+        "dtype", fwa_dtype_name(q->dtype), "form", conformance_form_name(q->form), "data",
+        kind->name, "gates", report_gates(p->gates));
+    if (p->set[0])
+        json_object_set_new(object, "set", json_string(p->set));
+    if (q->state_dtype != FWA_DTYPE_NONE)
+        json_object_set_new(object, "state_dtype", json_string(fwa_dtype_name(q->state_dtype)));
+    if (p->pass == BENCH_DECODE)
+        json_object_set_new(object, "cache", json_string(p->cold ? "cold" : "hot"));
+    if (p->pass == BENCH_BACKWARD || p->pass == BENCH_TRAIN)
+        json_object_set_new(object, "saved", json_boolean(p->saved));
+    return object;
 }
 
 static json_t *report_check(const bench_check *check)
@@ -87,15 +92,18 @@ static void add_times(json_t *object, const bench_result *result)
     add_number(object, "gflops", rates.gflops);
     add_number(object, "gbytes", rates.gbytes);
     add_number(object, "tokens_per_second", rates.tokens);
-    add_number(object, "peak_fma_gflops", result->peak_fma);
-    add_number(object, "peak_update_gbytes", result->peak_update);
-    add_number(object, "of_fma", rates.of_fma);
-    add_number(object, "of_update", rates.of_update);
+    json_t *peaks = json_object();
+    for (int peak = 0; peak < BENCH_PEAKS; peak++)
+        add_number(peaks, bench_peak_name((bench_peak)peak), result->peaks[peak]);
+    json_object_set_new(object, "peaks", peaks);
+    json_object_set_new(object, "bound", json_string(bench_peak_name(result->bound)));
+    add_number(object, "of_bound", rates.of_bound);
 }
 
 static json_t *report_result(const bench_result *result)
 {
     json_t *object = report_problem(&result->problem);
+    json_object_set_new(object, "threads", json_integer(result->threads));
     json_object_set_new(object, "verdict", json_string(verdicts[result->verdict]));
     if (result->message.text[0])
         json_object_set_new(object, "message", json_string(result->message.text));
@@ -108,20 +116,45 @@ static json_t *report_result(const bench_result *result)
     return object;
 }
 
-json_t *bench_report(const bench_setup *setup, const bench_result *results, int64_t count)
+static json_t *report_results(const bench_result *results, int64_t count)
 {
-    char cpu[128];
     json_t *list = json_array();
-    for (int64_t i = 0; i < count; i++)
-        json_array_append_new(list, report_result(&results[i]));
-    bench_machine_cpu(cpu, sizeof cpu);
-    json_t *machine = json_pack("{s:s, s:I}", "cpu", cpu, "last_cache_bytes",
-                                (json_int_t)bench_machine_cache());
+    for (int64_t i = 0; i < count; i++) {
+        json_t *one = report_result(&results[i]);
+        add_number(one, "efficiency", bench_efficiency(results, count, &results[i]));
+        json_array_append_new(list, one);
+    }
+    return list;
+}
+
+/* The CPU backend's devices are named "PROCESSOR, ISA". */
+static void add_isa(json_t *root, const fwa_context *context)
+{
+    const char *comma = strrchr(fwa_context_device(context), ',');
+    if (comma && strcmp(fwa_context_backend(context), "cpu") == 0)
+        json_object_set_new(root, "isa", json_string(comma + 1 + strspn(comma + 1, " ")));
+}
+
+json_t *bench_report(const bench_setup *setup, const bench_origin *origin,
+                     const bench_result *results, int64_t count)
+{
+    const fwa_context *context = setup->context;
     json_t *root = json_pack(
-        "{s:s, s:s, s:s, s:i, s:o, s:o}", "version", fwa_version_string(), "backend",
-        fwa_context_backend(setup->context), "device", fwa_context_device(setup->context),
-        "threads", (int)fwa_context_threads(setup->context), "machine", machine, "problems", list);
-    if (root && setup->meter)
+        "{s:s, s:s, s:s, s:s, s:i, s:o, s:o, s:o}", "version", fwa_version_string(), "backend",
+        fwa_context_backend(context), "device", fwa_context_device(context), "date", origin->date,
+        "threads", (int)fwa_context_threads(context), "machine", bench_report_machine(), "build",
+        bench_report_build(), "environment", bench_report_environment());
+    if (root == NULL)
+        return NULL;
+    add_isa(root, context);
+    if (origin->command)
+        json_object_set_new(root, "command", json_string(origin->command));
+    if (setup->meter) {
         json_object_set_new(root, "peaks", report_peaks(setup->meter));
+        json_object_set_new(root, "peak_drift", json_real(bench_meter_drift(setup->meter)));
+        json_object_set_new(root, "peak_memory_bytes",
+                            json_integer((json_int_t)sizeof(float) * setup->meter->floats));
+    }
+    json_object_set_new(root, "problems", report_results(results, count));
     return root;
 }

@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "bench_table.h"
 #include "tool.h"
 
 #include "../bench/report.h"
 #include "../files/atomic_file.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define DEFAULT_SET     "default"
-#define SECONDS_LIMIT   3600.0
-#define DRIFT_SHOWN     0.05 /* a peak that moved more spoils the fractions */
-#define PROCESSOR_SHOWN 0.9  /* and so do calls that had the processor for less of their time */
+#define DEFAULT_SET   "default"
+#define SECONDS_LIMIT 3600.0
 
 /* The state of one `fwa bench`. */
 typedef struct bench_run {
@@ -22,19 +20,12 @@ typedef struct bench_run {
     bench_setup setup;
     bench_meter meter;
     bench_result *results;
+    bench_origin origin;
+    char command[1024];
     tool_progress progress;
     int64_t done;
     atomic_file file; /* where --json goes; stream NULL: to no file */
 } bench_run;
-
-static const tool_column columns[] = {
-    {"problem", 20, 0}, {"min ms", 9, 1},  {"median", 9, 1}, {"spread", 6, 1}, {"cpu", 5, 1},
-    {"tokens/s", 9, 1}, {"GFLOP/s", 7, 1}, {"of FMA", 6, 1}, {"GB/s", 6, 1},   {"of mem", 6, 1},
-    {"error", 7, 1},    {"checked", 9, 1}, {"kernel", 0, 0},
-};
-
-#define COLUMNS ((int)(sizeof columns / sizeof *columns))
-#define CELL    48
 
 /* ---- Sets ---- */
 
@@ -97,106 +88,12 @@ static tool_exit select_problems(bench_run *all)
     return TOOL_USAGE;
 }
 
-/* ---- Printing ---- */
+/* ---- Running ---- */
 
 static int is_table(const bench_run *all)
 {
     return all->json == NULL || strcmp(all->json, "-") != 0;
 }
-
-static void print_peak(const bench_run *all, const char *name, bench_peak peak, const char *unit)
-{
-    const double one = bench_meter_series(&all->meter, peak, 0)->greatest;
-    printf("%s %.1f %s on 1 thread", name, one, unit);
-    if (all->meter.threads > 1)
-        printf(", %.1f on %d", bench_meter_series(&all->meter, peak, 1)->greatest,
-               all->meter.threads);
-}
-
-static void print_machine(const bench_run *all)
-{
-    printf("libfwa %s, %s (%s), threads: %d\n", fwa_version_string(),
-           fwa_context_backend(all->setup.context), fwa_context_device(all->setup.context),
-           (int)fwa_context_threads(all->setup.context));
-    if (all->setup.meter == NULL)
-        return;
-    printf("Peaks (%s): ", all->meter.loops->isa);
-    print_peak(all, "multiply-adds", BENCH_PEAK_FMA, "GFLOP/s");
-    print_peak(all, ";\nmemory in place", BENCH_PEAK_UPDATE, "GB/s");
-    print_peak(all, "; triad", BENCH_PEAK_TRIAD, "GB/s");
-    printf("\n\n");
-}
-
-/* The least part of its time in which a timed problem had the processor. */
-static double least_processor(const bench_run *all)
-{
-    double least = 1;
-    for (int64_t i = 0; i < all->done; i++)
-        if (all->results[i].verdict == BENCH_TIMED)
-            least = fmin(least, all->results[i].processor);
-    return least;
-}
-
-static void print_drift(const bench_run *all)
-{
-    const bench_series *fma = bench_meter_series(&all->meter, BENCH_PEAK_FMA, 1);
-    const int uncertain = bench_meter_drift(&all->meter) > DRIFT_SHOWN ||
-                          least_processor(all) < PROCESSOR_SHOWN;
-    printf("\nMultiply-adds: %.1f GFLOP/s at first, %.1f at last, %.1f to %.1f between%s\n",
-           fma->first, fma->last, fma->least, fma->greatest,
-           uncertain ? ".\nThe clock moved, or other programs ran: take the figures with care."
-                     : "");
-}
-
-/* "-" where there is no number. */
-static void format(char cell[CELL], const char *pattern, double number)
-{
-    if (number > 0)
-        snprintf(cell, CELL, pattern, number);
-    else
-        snprintf(cell, CELL, "-");
-}
-
-static const char *milliseconds(double seconds)
-{
-    return seconds < 1e-3 ? "%.4f" : seconds < 1 ? "%.3f" : "%.1f";
-}
-
-static void print_times(const bench_result *r)
-{
-    const bench_rates rates = bench_rates_of(r);
-    char text[COLUMNS][CELL];
-    const char *cells[COLUMNS];
-    for (int i = 0; i < COLUMNS; i++)
-        cells[i] = text[i];
-    cells[0] = r->problem.name;
-    cells[COLUMNS - 1] = r->kernel;
-    format(text[1], milliseconds(r->minimum), r->minimum * 1e3);
-    format(text[2], milliseconds(r->median), r->median * 1e3);
-    format(text[3], "%.2f", r->p90 / r->minimum);
-    format(text[4], "%.0f %%", 100 * r->processor);
-    format(text[5], rates.tokens < 1e7 ? "%.0f" : "%.3g", rates.tokens);
-    format(text[6], rates.gflops < 1000 ? "%.1f" : "%.0f", rates.gflops);
-    format(text[7], "%.1f %%", 100 * rates.of_fma);
-    format(text[8], "%.1f", rates.gbytes);
-    format(text[9], "%.1f %%", 100 * rates.of_update);
-    snprintf(text[10], CELL, "%.1e", r->check.error.rms);
-    snprintf(text[11], CELL, "all");
-    if (r->check.tokens > 0)
-        snprintf(text[11], CELL, "2 x %lld", (long long)r->check.tokens);
-    tool_table_row(columns, COLUMNS, cells);
-}
-
-static void print_result(const bench_result *result)
-{
-    if (result->verdict == BENCH_TIMED)
-        print_times(result);
-    else
-        printf("%-*s  %s: %s\n", columns[0].width, result->problem.name,
-               result->verdict == BENCH_WRONG ? "FAILED" : "refused", result->message.text);
-}
-
-/* ---- Running ---- */
 
 static void show_phase(void *user, const char *what)
 {
@@ -210,7 +107,7 @@ static void sample_peaks(bench_meter *meter)
 {
     for (int peak = 0; peak < BENCH_PEAKS; peak++)
         for (int all = 0; all <= (meter->threads > 1); all++)
-            bench_meter_sample(meter, (bench_peak)peak, all);
+            bench_meter_sample(meter, (bench_peak)peak, all ? meter->threads : 1);
 }
 
 static tool_exit begin_meter(bench_run *all)
@@ -231,11 +128,16 @@ static tool_exit begin_meter(bench_run *all)
 static tool_exit begin(bench_run *all)
 {
     safetensors_message message;
+    bench_message words;
     tool_exit code = tool_context("reference", all->engine.threads, &all->setup.reference);
     if (code == TOOL_OK)
         code = tool_context(all->engine.backend, all->engine.threads, &all->setup.context);
     if (code != TOOL_OK)
         return code;
+    if (bench_list_expand(&all->problems, fwa_context_threads(all->setup.context), &words)) {
+        tool_error("%s", words.text);
+        return TOOL_LIBRARY;
+    }
     all->results = calloc((size_t)all->problems.count, sizeof *all->results);
     if (all->results == NULL) {
         tool_error("no memory for the results of %lld problems", (long long)all->problems.count);
@@ -255,7 +157,7 @@ static tool_exit write_json(bench_run *all)
     if (all->json == NULL)
         return TOOL_OK;
     FILE *stream = is_table(all) ? all->file.stream : stdout;
-    json_t *report = bench_report(&all->setup, all->results, all->problems.count);
+    json_t *report = bench_report(&all->setup, &all->origin, all->results, all->problems.count);
     int failed = report == NULL || json_dumpf(report, stream, JSON_INDENT(2)) != 0 ||
                  fputc('\n', stream) == EOF;
     json_decref(report);
@@ -275,8 +177,8 @@ static tool_exit measure_all(bench_run *all)
     all->setup.user = all;
     all->progress = tool_progress_begin(all->problems.count);
     if (is_table(all)) {
-        print_machine(all);
-        tool_table_head(columns, COLUMNS);
+        bench_table_machine(&all->setup);
+        bench_table_head();
         fflush(stdout);
     }
     for (; all->done < all->problems.count; all->done++) {
@@ -288,17 +190,16 @@ static tool_exit measure_all(bench_run *all)
         else if (result->verdict == BENCH_REFUSED && code == TOOL_OK)
             code = TOOL_LIBRARY;
         if (is_table(all)) {
-            print_result(result);
+            bench_table_row(all->results, all->done + 1);
             fflush(stdout);
         } else if (result->verdict != BENCH_TIMED) {
             tool_error("%s: %s", result->problem.name, result->message.text);
         }
     }
-    if (all->setup.meter) {
+    if (all->setup.meter)
         sample_peaks(&all->meter);
-        if (is_table(all))
-            print_drift(all);
-    }
+    if (is_table(all))
+        bench_table_drift(&all->setup, all->results, all->done);
     return code;
 }
 
@@ -329,6 +230,15 @@ static tool_exit run(bench_run *all, const char *const *names)
     return code == TOOL_OK ? written : code;
 }
 
+/* The words of the command line with blanks between, for the report. */
+static void join_words(int argc, const char **argv, char *text, size_t size)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < argc && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s", i ? " " : "", argv[i]);
+}
+
 int tool_bench(int argc, const char **argv)
 {
     bench_run all = {.setup = {.seconds = 1}};
@@ -349,6 +259,8 @@ int tool_bench(int argc, const char **argv)
         POPT_AUTOHELP POPT_TABLEEND};
     tool_exit code = tool_parse(argc, argv, options, "[OPTION...] [SET|FILE...]", 0, -1, &context,
                                 &arguments);
+    join_words(argc, argv, all.command, sizeof all.command);
+    all.origin = bench_origin_now(all.command);
     if (code == TOOL_OK) {
         code = run(&all, arguments);
         poptFreeContext(context);
