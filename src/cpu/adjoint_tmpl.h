@@ -21,11 +21,11 @@ typedef struct {
     const fwa_backward_args *args;
     const fwa_cpu_partials *parts;
     fwa_cpu_adjoint *a;
-    int64_t dim, width;       /* D and V, padded to whole vectors */
-    int64_t segment;          /* first token of the segment at hand */
-    int64_t start, tokens;    /* of the chunk at hand */
-    const float *features;    /* of the chunk at hand */
-    const float *residual;    /* of the chunk at hand, rows of a->width_stride */
+    int64_t dim, width;    /* D and V, padded to whole vectors */
+    int64_t segment;       /* first token of the segment at hand */
+    int64_t start, tokens; /* of the chunk at hand */
+    const float *features; /* of the chunk at hand */
+    const float *residual; /* of the chunk at hand, rows of a->width_stride */
 } adjoint_work;
 
 /* Gates of the chunk at hand, and products of gammas. Token t's gamma is gamma[t]. */
@@ -306,8 +306,7 @@ static void adjoint_chunk(const adjoint_work *a, int64_t unit, const float *stat
     {
         const operand reads = {read + (1 - after) * ADJOINT, ADJOINT, 1};
         product_below_transposed(n, a->width, n - (1 - after), 1, reads,
-                                 dO + 2 * (1 - after) * stride, 2 * stride, H, 2 * stride,
-                                 s->ones);
+                                 dO + 2 * (1 - after) * stride, 2 * stride, H, 2 * stride, s->ones);
     }
     if (w->regression)
         solve_back(a, solve, H, 2 * stride);
@@ -375,8 +374,7 @@ static void adjoint_chunk(const adjoint_work *a, int64_t unit, const float *stat
             if (t < g.active)
                 sum = splat(0);
             store(x_grad + t * s->dim_stride + i, sum);
-            store(q_grad + t * s->dim_stride + i,
-                  from_q * load(by_state + (2 * t + 1) * dim + i));
+            store(q_grad + t * s->dim_stride + i, from_q * load(by_state + (2 * t + 1) * dim + i));
         }
     }
     {

@@ -266,8 +266,8 @@ INLINE void add_some(const int U, const int J, int64_t dim, const float *from, f
 
 /* The same for any number of pairs. */
 INLINE void add_pairs_of(const int U, int64_t pairs, int64_t dim, const float *from, float *to,
-                      int64_t from_stride, int64_t to_stride, const float *x, const float *w,
-                      int64_t stride, const float *keep)
+                         int64_t from_stride, int64_t to_stride, const float *x, const float *w,
+                         int64_t stride, const float *keep)
 {
     bool begun = false;
     for (; pairs >= 4; pairs -= 4, x += 4 * FEATURE_ROW, w += 4 * stride, begun = true)
@@ -295,8 +295,7 @@ OUTLINE void add_pairs(int U, int64_t pairs, int64_t dim, const float *from, flo
                        int64_t from_stride, int64_t to_stride, const float *x, const float *w,
                        int64_t stride, const float *keep)
 {
-#define ADD(U)                                                                                     \
-    add_pairs_of(U, pairs, dim, from, to, from_stride, to_stride, x, w, stride, keep)
+#define ADD(U) add_pairs_of(U, pairs, dim, from, to, from_stride, to_stride, x, w, stride, keep)
     WITH_U(U, ADD);
 #undef ADD
 }
@@ -314,7 +313,7 @@ INLINE void project_some(const int U, const int M, int64_t dim, const float *s, 
 }
 
 INLINE void project_of(const int U, int64_t rows, int64_t dim, const float *s, int64_t s_stride,
-                    const float *a, int64_t a_stride, float *sums)
+                       const float *a, int64_t a_stride, float *sums)
 {
     for (; rows >= 4; rows -= 4, a += 4 * a_stride, sums += 4 * PANEL)
         project_some(U, 4, dim, s, s_stride, a, a_stride, sums);
@@ -584,7 +583,8 @@ static float group_factors(const fused_work *f, int64_t b, float g, float *to)
     const unit_work *w = &f->w;
     const fwa_cpu_fused *s = f->f;
     const float *gamma = s->gamma + b, *kappa = s->kappa + b, scale = f->output_scale;
-    float *e = to, *read = to + GROUP, *M = to + 2 * GROUP, *N = M + TRIANGLE, *T = N + TRIANGLE, end = g, inverse;
+    float *e = to, *read = to + GROUP, *M = to + 2 * GROUP, *N = M + TRIANGLE, *T = N + TRIANGLE,
+          end = g, inverse;
     float decay[GROUP]; /* of pair i to the token at hand */
     float solve[GROUP][GROUP], written[GROUP][GROUP], before;
     UNROLL for (int t = 0; t < GROUP; t++)
@@ -651,12 +651,14 @@ static void load_block(fused_work *f, bool same_keys)
         if (b < bare) { /* no pair */
             memset(key, 0, sizeof(float) * (size_t)f->dim);
         } else if (f->start + b >= late) {
-            feature_row(w->p, f->dim, padded_row(f, k, fwa_at3(k, row, token - late, w->u.key_head)), key);
+            feature_row(w->p, f->dim,
+                        padded_row(f, k, fwa_at3(k, row, token - late, w->u.key_head)), key);
         } else {
             load_raw_key(w, f->start + b, s->raw);
             feature_row(w->p, f->dim, pad_row(f, s->raw), key);
         }
-        feature_row(w->p, f->dim, padded_row(f, q, fwa_at3(q, row, token, w->u.query_head)), key + QUERY);
+        feature_row(w->p, f->dim, padded_row(f, q, fwa_at3(q, row, token, w->u.query_head)),
+                    key + QUERY);
         fused_products(f, f->base + b, w->window + (w->s->seen + f->start + b) % GROUP,
                        s->scores + b * s->back);
     }
@@ -1122,7 +1124,8 @@ OUTLINE void commit_panel(const fused_work *f, const group_work *g, int64_t due,
 
 /* ---- A block of one panel ---- */
 
-INLINE void run_panel(const fused_work *f, int64_t at, const int U, const bool keys, fetcher *ahead, int64_t share, int64_t shares, bool keep)
+INLINE void run_panel(const fused_work *f, int64_t at, const int U, const bool keys, fetcher *ahead,
+                      int64_t share, int64_t shares, bool keep)
 {
     const fwa_cpu_fused *s = f->f;
     const int64_t dim = f->w.p->key_dim, commit = f->w.s->commit;
@@ -1383,8 +1386,8 @@ static void decode_walk(const fused_work *f, int64_t tokens)
         for (int64_t i = 0; i < 2 * GROUP; i++)                                                    \
             memcpy(s->sums + i * PANEL, s->wide + i * s->stride + at, bytes);                      \
         for (int64_t i = 0; i < f->w.window - 1; i++)                                              \
-            memcpy(s->predict + i * s->stride + at, s->wide + (2 * GROUP + 1 + i) * s->stride + at, \
-                   bytes);                                                                         \
+            memcpy(s->predict + i * s->stride + at,                                                \
+                   s->wide + (2 * GROUP + 1 + i) * s->stride + at, bytes);                         \
         clear_pending(f, at, U);                                                                   \
         decay = walk(f, &g, tokens, U);                                                            \
         memcpy(s->keep + at, &decay, bytes);                                                       \

@@ -3,7 +3,7 @@
  * padded to multiples of 16 floats. The order of every sum is fixed by its own length: tiles and
  * remainders give the same bits. */
 
-#define STRIP 4 /* vectors that a strip of columns has at most */
+#define STRIP  4 /* vectors that a strip of columns has at most */
 #define UNROLL _Pragma("GCC unroll 8")
 #define INLINE static inline __attribute__((always_inline))
 
@@ -139,10 +139,9 @@ INLINE void product_tile(const int R, const int U, int64_t depth, operand a, con
 {
     vec sum[4][TILE_VECTORS];
     int64_t k;
-    UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int u = 0; u < U; u++)
-            sum[r][u] = keep ? load(keep + u * FWA_LANES) * load(c + r * c_stride + u * FWA_LANES)
-                             : splat(0);
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int u = 0; u < U; u++)
+        sum[r][u] = keep ? load(keep + u * FWA_LANES) * load(c + r * c_stride + u * FWA_LANES)
+                         : splat(0);
     for (k = 0; k < depth; k++, b += b_stride, a.a += a.column) {
         vec row[TILE_VECTORS];
         UNROLL for (int u = 0; u < U; u++) row[u] = load(b + u * FWA_LANES);
@@ -153,8 +152,8 @@ INLINE void product_tile(const int R, const int U, int64_t depth, operand a, con
             UNROLL for (int u = 0; u < U; u++) sum[r][u] += factor * row[u];
         }
     }
-    UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int u = 0; u < U; u++) store(c + r * c_stride + u * FWA_LANES, sum[r][u]);
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int u = 0; u < U; u++)
+        store(c + r * c_stride + u * FWA_LANES, sum[r][u]);
 }
 
 INLINE void product_columns(const int U, int64_t rows, int64_t depth, operand a, const float *b,
@@ -234,8 +233,7 @@ INLINE void inner_tile(const int R, int64_t depth, const float *a, int64_t a_str
 {
     vec sum[TILE_INNER][4];
     int64_t k;
-    UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int q = 0; q < 4; q++) sum[r][q] = splat(0);
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int q = 0; q < 4; q++) sum[r][q] = splat(0);
     for (k = 0; k < depth; k += FWA_LANES) {
         vec other[4];
         UNROLL for (int q = 0; q < 4; q++)
@@ -270,8 +268,8 @@ static void inner_products(int64_t rows, int64_t columns, int64_t depth, const f
                            int64_t a_stride, const float *b, int64_t b_stride, float *c,
                            int64_t c_stride, bool add)
 {
-    for (; rows >= TILE_INNER; rows -= TILE_INNER, a += TILE_INNER * a_stride,
-                               c += TILE_INNER * c_stride)
+    for (; rows >= TILE_INNER;
+         rows -= TILE_INNER, a += TILE_INNER * a_stride, c += TILE_INNER * c_stride)
         inner_rows(TILE_INNER, columns, depth, a, a_stride, b, b_stride, c, c_stride, add);
     for (; rows > 0; rows--, a += a_stride, c += c_stride)
         inner_rows(1, columns, depth, a, a_stride, b, b_stride, c, c_stride, add);

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* FWA_CPU_ISA, which holds the CPU backend to one level of instructions. */
+
+#include "support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const levels[] = {"generic", "avx2", "avx512", "neon"};
+#define LEVELS (sizeof levels / sizeof *levels)
+#define NOBODY "none" /* is called so */
+
+/* Tries a level, NULL for no variable. `device` gets the device's name. */
+static fwa_status try_level(const char *backend, const char *level, char device[256])
+{
+    fwa_context_options options = FWA_CONTEXT_OPTIONS_INIT;
+    fwa_context *context = NULL;
+    fwa_status status;
+    options.backend = backend;
+    if (level)
+        setenv("FWA_CPU_ISA", level, 1);
+    else
+        unsetenv("FWA_CPU_ISA");
+    status = fwa_context_create(&options, &context);
+    unsetenv("FWA_CPU_ISA");
+    cr_assert((status == FWA_OK) == (context != NULL));
+    snprintf(device, 256, "%s", context ? fwa_context_device(context) : "");
+    fwa_context_destroy(context);
+    return status;
+}
+
+/* The levels that this machine and build have, as an error lists them: "generic, avx2". */
+static const char *available(void)
+{
+    static char list[128];
+    const char *const before = "cpu: FWA_CPU_ISA is \"" NOBODY "\"; this machine and build have ";
+    char device[256];
+    expect_message(try_level("cpu", NOBODY, device), FWA_ERROR_UNSUPPORTED, before);
+    cr_assert_eq(strncmp(fwa_error_message(), before, strlen(before)), 0, "%s",
+                 fwa_error_message());
+    snprintf(list, sizeof list, "%s", fwa_error_message() + strlen(before));
+    return list;
+}
+
+/* The list's n-th; false where it is shorter. */
+static bool nth(const char *list, int n, char level[32])
+{
+    for (; n > 0 && list; n--)
+        list = strstr(list, ", ") ? strstr(list, ", ") + 2 : NULL;
+    if (list)
+        snprintf(level, 32, "%.*s", (int)strcspn(list, ","), list);
+    return list != NULL;
+}
+
+static bool is_listed(const char *list, const char *level)
+{
+    char listed[32];
+    for (int n = 0; nth(list, n, listed); n++)
+        if (strcmp(listed, level) == 0)
+            return true;
+    return false;
+}
+
+static void expect_level(const char *device, const char *level)
+{
+    char end[40];
+    snprintf(end, sizeof end, ", %s", level);
+    cr_assert(ends_with(device, end), "the device is \"%s\", not of level %s", device, level);
+}
+
+Test(levels, only_known_ones_are_listed)
+{
+    const char *list = available();
+    char level[32];
+    int n;
+    for (n = 0; nth(list, n, level); n++) {
+        bool known = false;
+        for (size_t i = 0; i < LEVELS; i++)
+            known = known || strcmp(level, levels[i]) == 0;
+        cr_assert(known, "\"%s\" of \"%s\"", level, list);
+    }
+    cr_assert_geq(n, 1);
+    nth(list, 0, level);
+    cr_assert_str_eq(level, "generic");
+}
+
+Test(levels, listed_ones_are_used)
+{
+    const char *list = available();
+    char level[32], device[256];
+    for (int n = 0; nth(list, n, level); n++) {
+        cr_assert_eq(try_level("cpu", level, device), FWA_OK, "%s", fwa_error_message());
+        expect_level(device, level);
+    }
+}
+
+/* No machine has both avx2 and neon. */
+Test(levels, others_are_refused)
+{
+    const char *list = available();
+    char device[256], named[64];
+    int refused = 0;
+    for (size_t i = 0; i < LEVELS; i++) {
+        if (is_listed(list, levels[i]))
+            continue;
+        snprintf(named, sizeof named, "FWA_CPU_ISA is \"%s\"", levels[i]);
+        expect_message(try_level("cpu", levels[i], device), FWA_ERROR_UNSUPPORTED, named, list);
+        refused++;
+    }
+    cr_assert_geq(refused, 1);
+}
+
+Test(levels, names_are_exact)
+{
+    static const char *const wrong[] = {"GENERIC", "generic ", "gener", "generic,avx2", " "};
+    char device[256];
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        expect_message(try_level("cpu", wrong[i], device), FWA_ERROR_UNSUPPORTED, wrong[i],
+                       available());
+}
+
+Test(levels, the_best_is_the_default)
+{
+    const char *list = available(), *comma = strrchr(list, ',');
+    char device[256], same[256];
+    cr_assert_eq(try_level("cpu", NULL, device), FWA_OK, "%s", fwa_error_message());
+    expect_level(device, comma ? comma + 2 : list);
+    cr_assert_eq(try_level("cpu", "", same), FWA_OK, "%s", fwa_error_message());
+    cr_assert_str_eq(same, device);
+}
+
+Test(levels, a_long_name_is_cut)
+{
+    char name[4000], device[256];
+    memset(name, 'x', sizeof name - 1);
+    name[sizeof name - 1] = '\0';
+    expect_message(try_level("cpu", name, device), FWA_ERROR_UNSUPPORTED,
+                   "FWA_CPU_ISA is \"xxxxxxxx", available());
+    cr_assert_eq(try_level("cpu", name, device), FWA_ERROR_UNSUPPORTED);
+    cr_assert_leq(strlen(fwa_error_message()), 255);
+}
+
+Test(levels, the_reference_has_none)
+{
+    char device[256];
+    cr_assert_eq(try_level("reference", NOBODY, device), FWA_OK, "%s", fwa_error_message());
+    cr_assert_eq(try_level(NULL, NOBODY, device), FWA_ERROR_UNSUPPORTED); /* the default is cpu */
+}
+
+Test(levels, kernels_have_its_name)
+{
+    fwa_problem problem = FWA_PROBLEM_INIT;
+    const char *list = available();
+    char level[32], name[64];
+    problem.key_dim = 4;
+    problem.value_dim = 3;
+    for (int n = 0; nth(list, n, level); n++) {
+        setenv("FWA_CPU_ISA", level, 1);
+        fwa_context *context = make_context("cpu", 1);
+        fwa_plan *plan = make_plan(context, &problem);
+        unsetenv("FWA_CPU_ISA");
+        snprintf(name, sizeof name, "cpu/%s/", level);
+        for (int pass = 0; pass < 2; pass++)
+            cr_assert_eq(strncmp(fwa_plan_kernel_name(plan, pass), name, strlen(name)), 0, "%s",
+                         fwa_plan_kernel_name(plan, pass));
+        fwa_plan_destroy(plan);
+        fwa_context_destroy(context);
+    }
+}
