@@ -133,7 +133,7 @@ extern "C" {
  *
  * The environment is read when a context is created or backends are listed, and only for two
  * things: FWA_BACKEND_PATH, the module directory, and FWA_CPU_ISA, which holds the CPU backend to
- * "generic", "avx2" or "avx512" kernels. Privileged programs ignore both.
+ * "generic", "neon", "avx2" or "avx512" kernels. Privileged programs ignore both.
  *
  * After fork() a child may go on using its contexts and plans. If the parent had run a call on more
  * than one OpenMP thread, the child's calls run on one thread (OpenMP's pool does not survive a

@@ -5,6 +5,7 @@
 /* What the parts of the front end share. */
 
 #include <fwa/backend.h>
+#include <sched.h>
 #include <stdbool.h>
 
 /* Sets the thread's message and returns the status. */
@@ -19,7 +20,7 @@ fwa_status fwa_check_struct(const char *name, const void *data, size_t known);
 /* The backend of that name, loading its module where needed; or an error with its reason. */
 fwa_status fwa_registry_find(const char *name, const fwa_backend **backend);
 
-/* ---- Contexts and threads (context.c, parallel.c) ---- */
+/* ---- Contexts and threads (context.c, parallel.c, pool.c, processors.c) ---- */
 
 struct fwa_context {
     const fwa_backend *backend;
@@ -27,6 +28,8 @@ struct fwa_context {
     int32_t threads;
     fwa_parallel_for parallel_for;
     void *parallel_for_user;
+    struct fwa_pool *pool; /* NULL: one thread, or the caller's parallel-for */
+    int (*in_parallel)(void);
     char device_name[256];
 };
 
@@ -38,8 +41,22 @@ typedef struct fwa_call_executor {
 } fwa_call_executor;
 
 fwa_call_executor fwa_executor_make(const fwa_context *context, const fwa_team *team);
-/* OpenMP's threads, limited by the affinity mask and the control group's quota. */
+/* As executor->run, but with no more than `most` of the lanes where the context's own threads run
+ * them. */
+void fwa_executor_run(const fwa_executor *executor, int64_t most,
+                      void (*task)(void *data, int64_t lane), void *data);
+
+/* A function of the OpenMP runtime that the program itself uses, by name; `own` is the one of the
+ * runtime that this library is linked with, which may be another. */
+int (*fwa_openmp_function(const char *name, int (*own)(void)))(void);
+/* OpenMP's threads, limited by the allowed processors and the control group's quota. */
 int32_t fwa_default_threads(void);
+/* The processors that a thread may be on: OpenMP's places where it binds threads to them, else the
+ * calling thread's affinity mask. False where that is unknown. */
+bool fwa_allowed_processors(cpu_set_t *set);
+/* Processors that the quotas of this process's control groups (versions 1 and 2) and their
+ * ancestors amount to; 0 without one. Files are read below `root`, "" for the system's. */
+int32_t fwa_quota_processors(const char *root);
 
 /* ---- Problems and plans (problem.c, plan.c) ---- */
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common.h"
+#include "pool.h"
 
+#include <omp.h>
 #include <stdlib.h>
 
 #define THREADS_LIMIT 4096
@@ -55,10 +57,16 @@ fwa_status fwa_context_create(const fwa_context_options *options, fwa_context **
         context->threads = THREADS_LIMIT;
     context->parallel_for = options->parallel_for;
     context->parallel_for_user = options->parallel_for_user;
+    context->in_parallel = fwa_openmp_function("omp_in_parallel", omp_in_parallel);
     status = open_device(context, options->device);
     if (status != FWA_OK) {
         free(context);
         return status;
+    }
+    if (context->threads > 1 && !context->parallel_for &&
+        !(context->pool = fwa_pool_create(context->threads))) {
+        fwa_context_destroy(context);
+        return fwa_fail(FWA_ERROR_MEMORY, "no memory for a context's threads");
     }
     *result = context;
     return FWA_OK;
@@ -68,6 +76,7 @@ void fwa_context_destroy(fwa_context *context)
 {
     if (!context)
         return;
+    fwa_pool_destroy(context->pool);
     context->backend->close(context->device);
     free(context);
 }

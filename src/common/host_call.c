@@ -1,24 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host_call.h"
+#include "common.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+/* Tasks are handed out in blocks, so that neighbours in memory stay on one lane and many small ones
+ * do not wait for the counter; in so many per lane that the last block is soon done. */
+#define BLOCKS_PER_LANE 32
+
 typedef struct {
     void (*task)(void *data, int64_t index, int64_t lane);
     void *data;
-    int64_t count, lanes;
+    int64_t count, lanes, block;
     atomic_int_least64_t next;
 } task_queue;
+
+static void run_block(const task_queue *queue, int64_t first, int64_t lane)
+{
+    const int64_t left = queue->count - first;
+    const int64_t end = first + (left < queue->block ? left : queue->block);
+    int64_t index;
+    for (index = first; index < end; index++)
+        queue->task(queue->data, index, lane);
+}
 
 static void drain(void *data, int64_t lane)
 {
     task_queue *queue = data;
-    int64_t index;
-    while ((index = atomic_fetch_add_explicit(&queue->next, 1, memory_order_relaxed)) <
+    int64_t first;
+    while ((first = atomic_fetch_add_explicit(&queue->next, queue->block, memory_order_relaxed)) <
            queue->count)
-        queue->task(queue->data, index, lane);
+        run_block(queue, first, lane);
 }
 
 /* Members of a caller's team share nothing but the arguments, so no queue either: every member
@@ -26,17 +40,18 @@ static void drain(void *data, int64_t lane)
 static void stride(void *data, int64_t lane)
 {
     const task_queue *queue = data;
-    int64_t index;
-    for (index = lane; index < queue->count; index += queue->lanes)
-        queue->task(queue->data, index, lane);
+    int64_t first;
+    for (first = lane * queue->block; first < queue->count; first += queue->lanes * queue->block)
+        run_block(queue, first, lane);
 }
 
 void fwa_host_tasks(const fwa_executor *executor, int64_t count,
                     void (*task)(void *data, int64_t index, int64_t lane), void *data)
 {
-    task_queue queue = {task, data, count, executor->lanes, 0};
+    const int64_t lanes = executor->lanes, block = count / (lanes * BLOCKS_PER_LANE);
+    task_queue queue = {task, data, count, lanes, block > 1 ? block : 1, 0};
     if (count > 0)
-        executor->run(executor, executor->team ? stride : drain, &queue);
+        fwa_executor_run(executor, count, executor->team ? stride : drain, &queue);
 }
 
 typedef struct {

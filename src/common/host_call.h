@@ -7,8 +7,8 @@
 
 #include "host.h"
 
-/* Runs count tasks on the executor's lanes, each once; lanes take the next task as they become
- * free. */
+/* Runs count tasks on the executor's lanes, each once; lanes take the next few, which are neighbours,
+ * as they become free. */
 void fwa_host_tasks(const fwa_executor *executor, int64_t count,
                     void (*task)(void *data, int64_t index, int64_t lane), void *data);
 

@@ -234,7 +234,8 @@ static void chunk_gate_grads(const adjoint_work *a, const chunk_gates *g,
         float gamma_grad = 0;
         fwa_decay_gradient_f32 grad = {0, 0, 0, 0};
         for (i = 0; i < items; i++)
-            gamma_grad += g->between[end[i]][t + 1] * carried[i];
+            if (end[i] > t) /* others may be NaN, and 0 times NaN is that */
+                gamma_grad += g->between[end[i]][t + 1] * carried[i];
         for (i = 0; i < items; i++)
             carried[i] = g->gamma[t] * carried[i] + moment[t + 1][i];
         if (t >= g->active)

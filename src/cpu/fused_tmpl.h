@@ -566,7 +566,7 @@ static const float *padded_row(const fused_work *f, const fwa_tensor *t, int64_t
     return pad_row(f, f->f->raw);
 }
 
-/* What the walk multiplies by, for each whole group of a block, where w is not carried from group
+/* What the walk multiplies by, for a group that begins on the grid, where w is not carried from group
  * to group and gates are per head: with S' at the group's start, Y = S'^T x and Z = S'^T q,
  *
  *     u_t = v_t - e_t Y_t      w_i = sum_{j<=i} M_ij u_j      o_t = b_t Z_t + sum_{j<=t} N_tj u_j
@@ -578,7 +578,7 @@ static const float *padded_row(const fused_work *f, const fwa_tensor *t, int64_t
 #define IN_TRIANGLE(t) ((t) * ((t) + 1) / 2)
 #define GROUP_FACTORS  (2 * GROUP + 3 * TRIANGLE + 1)
 
-static float group_factors(const fused_work *f, int64_t b, float g, float *to)
+static float group_factors(const fused_work *f, int64_t b, int64_t tokens, float g, float *to)
 {
     const unit_work *w = &f->w;
     const fwa_cpu_fused *s = f->f;
@@ -587,8 +587,7 @@ static float group_factors(const fused_work *f, int64_t b, float g, float *to)
           end = g, inverse;
     float decay[GROUP]; /* of pair i to the token at hand */
     float solve[GROUP][GROUP], written[GROUP][GROUP], before;
-    UNROLL for (int t = 0; t < GROUP; t++)
-    {
+    for (int t = 0; t < tokens; t++) {
         const float *gram = s->gram + (f->base + b + t) * s->back;
         const float *scores = s->scores + (b + t) * s->back;
         const float rho = w->decayed ? gamma[t] : 1;
@@ -597,33 +596,32 @@ static float group_factors(const fused_work *f, int64_t b, float g, float *to)
         end *= gamma[t];
         read[t] = (w->before ? before : end) * scale;
         /* r_t = u_t - sum_i rho G_ti decay_i kappa_i r_i */
-        UNROLL for (int j = 0; j < t; j++)
-        {
+        for (int j = 0; j < t; j++) {
             float sum = 0;
             if (w->regression)
-                UNROLL for (int i = j; i < t; i++)
+                for (int i = j; i < t; i++)
                     sum -= rho * gram[t - i] * (decay[i] * written[i][j]);
             solve[t][j] = sum;
         }
         solve[t][t] = 1;
-        UNROLL for (int j = 0; j <= t; j++)
-        {
+        for (int j = 0; j <= t; j++) {
             T[IN_TRIANGLE(t) + j] = solve[t][j];
             written[t][j] = kappa[t] * solve[t][j];
         }
-        UNROLL for (int j = 0; j <= t; j++)
-        {
+        for (int j = 0; j <= t; j++) {
             float sum = 0;
-            UNROLL for (int i = j; i < t; i++)
+            for (int i = j; i < t; i++)
                 sum += scores[t - i] * (decay[i] * (w->before ? 1 : gamma[t]) * written[i][j]);
             N[IN_TRIANGLE(t) + j] = scale * (w->before ? sum : sum + scores[0] * written[t][j]);
         }
-        UNROLL for (int i = 0; i < t; i++) decay[i] *= gamma[t];
+        for (int i = 0; i < t; i++)
+            decay[i] *= gamma[t];
         decay[t] = 1;
     }
     inverse = end >= SMALL_SCALE && b + GROUP < f->tokens ? 1 / end : 1;
-    UNROLL for (int i = 0; i < GROUP; i++) UNROLL for (int j = 0; j <= i; j++)
-        M[IN_TRIANGLE(i) + j] = decay[i] * inverse * written[i][j];
+    for (int i = 0; i < GROUP; i++)
+        for (int j = 0; j <= i; j++)
+            M[IN_TRIANGLE(i) + j] = decay[i] * inverse * written[i][j];
     to[GROUP_FACTORS - 1] = end;
     return end >= SMALL_SCALE ? end : 1;
 }
@@ -666,8 +664,8 @@ static void load_block(fused_work *f, bool same_keys)
     for (b = 0, n = 0; w->window == 1 && !w->per_channel && b < f->tokens; n++) {
         const int64_t tokens = group_tokens(f, b);
         float *factors = s->factors + n * GROUP_FACTORS;
-        if (tokens == GROUP) {
-            g = group_factors(f, b, g, factors);
+        if ((w->s->seen + f->start + b) % GROUP == 0) {
+            g = group_factors(f, b, tokens, g, factors);
         } else {
             for (int64_t t = 0; t < tokens; t++)
                 g *= s->gamma[b + t];
@@ -855,18 +853,21 @@ INLINE panel_row walk_single(const fused_work *f, const group_work *g, int64_t t
     return decay;
 }
 
-/* The walk through a whole group by its factors, and its pairs to the next pass. */
-INLINE void walk_factors(const fused_work *f, const group_work *g, const float *factors,
-                         const bool regression, const int U)
+/* The walk through a group, or what there is of it, by its factors: outputs, and rows of what its
+ * pairs add to the state from `written` on. */
+INLINE void walk_factors(const fused_work *f, int64_t b, const bool whole, int64_t tokens,
+                         const float *factors, int64_t at, float *written, const bool regression,
+                         const int U)
 {
     const fwa_cpu_fused *s = f->f;
     const float *e = factors, *read = e + GROUP, *M = read + GROUP, *N = M + TRIANGLE;
-    const float end = factors[GROUP_FACTORS - 1];
-    const bool fold = g->b + GROUP == f->tokens || !(end >= SMALL_SCALE), before = f->w.before;
-    panel_row u_row[GROUP], row = {{{0}}};
+    const bool before = f->w.before;
+    panel_row u_row[GROUP] = {{{{0}}}}, row = {{{0}}};
     UNROLL for (int t = 0; t < GROUP; t++)
     {
-        u_row[t] = row_load(f->value + (g->b + t) * f->value_stride + g->at, U);
+        if (!whole && t >= tokens)
+            break;
+        u_row[t] = row_load(f->value + (b + t) * f->value_stride + at, U);
         if (regression) {
             const panel_row y = row_load(s->sums + t * PANEL, U);
             row_add(&u_row[t], -e[t], &y, U);
@@ -875,26 +876,74 @@ INLINE void walk_factors(const fused_work *f, const group_work *g, const float *
     UNROLL for (int i = 0; i < GROUP; i++)
     {
         const float *m = M + IN_TRIANGLE(i);
+        if (!whole && i >= tokens)
+            break;
         FOR_U row.v[u] = splat(m[0]) * u_row[0].v[u];
+        FOR_U PIN(row.v[u]);
         UNROLL for (int j = 1; j <= i; j++) row_add(&row, m[j], &u_row[j], U);
-        row_store(s->complete + i * s->stride + g->at, &row, U);
+        row_store(written + i * s->stride, &row, U);
     }
     UNROLL for (int t = 0; t < GROUP; t++)
     {
         const float *n = N + IN_TRIANGLE(t);
+        if (!whole && t >= tokens)
+            break;
         row = row_load(s->sums + (GROUP + t) * PANEL, U);
         FOR_U row.v[u] *= splat(read[t]);
+        FOR_U PIN(row.v[u]);
         UNROLL for (int j = 0; j < t; j++) row_add(&row, n[j], &u_row[j], U);
         if (!before)
             row_add(&row, n[t], &u_row[t], U);
-        row_store(f->output + (g->b + t) * f->output_stride + g->at, &row, U);
+        row_store(f->output + (b + t) * f->output_stride + at, &row, U);
     }
-    for (int t = 0; t < GROUP && f->residual; t++) {
+    for (int t = 0; t < tokens && f->residual; t++) {
         const float *solve = N + TRIANGLE + IN_TRIANGLE(t);
         row = u_row[t];
         for (int j = 0; j < t; j++)
             row_add(&row, solve[j], &u_row[j], U);
-        row_store(f->residual + (g->b + t) * f->residual_stride + g->at, &row, U);
+        row_store(f->residual + (b + t) * f->residual_stride + at, &row, U);
+    }
+}
+
+OUTLINE void walk_part(const fused_work *f, int64_t b, int64_t tokens, const float *factors,
+                       int64_t at, float *written, int U)
+{
+#define WALK(U)                                                                                    \
+    do {                                                                                           \
+        if (f->w.regression)                                                                       \
+            walk_factors(f, b, false, tokens, factors, at, written, true, U);                      \
+        else                                                                                       \
+            walk_factors(f, b, false, tokens, factors, at, written, false, U);                     \
+    } while (0)
+    WITH_U(U, WALK);
+#undef WALK
+}
+
+/* True where a group that begins with the block's token b, with the first pair that exists at row
+ * `low` of it, is walked by factors. Whatever is behind its tokens: outputs do not tell, to the bit,
+ * what comes after them. */
+INLINE bool has_factors(const fused_work *f, int64_t b, int64_t low)
+{
+    return f->w.window == 1 && !f->w.per_channel && low == 0 &&
+           (f->w.s->seen + f->start + b) % GROUP == 0;
+}
+
+/* The same with what the next pass needs. */
+INLINE void walk_group_factors(const fused_work *f, const group_work *g, const float *factors,
+                               const bool regression, const int U)
+{
+    const fwa_cpu_fused *s = f->f;
+    const float end = factors[GROUP_FACTORS - 1];
+    const bool fold = g->b + g->tokens == f->tokens || !(end >= SMALL_SCALE);
+    float *complete = s->complete + g->at;
+    panel_row row = {{{0}}};
+    if (g->tokens == GROUP) {
+        walk_factors(f, g->b, true, GROUP, factors, g->at, complete, regression, U);
+    } else {
+        for (int64_t i = 0; i < GROUP - g->tokens; i++)
+            row_store(complete + i * s->stride, &row, U);
+        walk_part(f, g->b, g->tokens, factors, g->at, complete + (GROUP - g->tokens) * s->stride,
+                  U);
     }
     FOR_U row.v[u] = splat(end);
     row_store(s->keep + g->at, &row, U);
@@ -921,6 +970,27 @@ OUTLINE panel_row walk(const fused_work *f, const group_work *g, int64_t tokens,
     } while (0)
     WITH_U(U, WALK);
 #undef WALK
+}
+
+/* The walk through the group's first tokens, not for a pass: what they add to the state is left in
+ * `pending`, and what is left of S' in `keep`. */
+OUTLINE void walk_first(const fused_work *f, const group_work *g, int64_t tokens, int U)
+{
+    const fwa_cpu_fused *s = f->f;
+    const int64_t width = U * FWA_LANES;
+    panel_row decay;
+    if (has_factors(f, g->b, g->low)) {
+        float factors[GROUP_FACTORS];
+        fused_work part = *f;
+        part.tokens = g->b + tokens; /* nothing is divided by g */
+        group_factors(&part, g->b, tokens, s->scale[g->at], factors);
+        walk_part(&part, g->b, tokens, factors, g->at, s->pending + g->at, U);
+        for (int64_t i = 0; i < width; i++)
+            s->keep[g->at + i] = factors[GROUP_FACTORS - 1];
+        return;
+    }
+    decay = walk(f, g, tokens, U);
+    memcpy(s->keep + g->at, &decay, sizeof(float) * (size_t)width);
 }
 
 /* Hands the pairs that are complete to the next pass, and moves the others to the front. */
@@ -1101,14 +1171,12 @@ OUTLINE void commit_panel(const fused_work *f, const group_work *g, int64_t due,
     const int64_t dim = f->w.p->key_dim, width = U * FWA_LANES, stride = s->stride;
     const int64_t pairs = f->w.window - 1 + due;
     const size_t bytes = sizeof(float) * (size_t)width;
-    panel_row decay = {{{0}}};
     int64_t i;
     for (i = 0; i < f->w.window - 1; i++) {
         memcpy(s->aside + 2 * i * width, s->pending + i * stride + g->at, bytes);
         memcpy(s->aside + (2 * i + 1) * width, s->predict + i * stride + g->at, bytes);
     }
-    decay = walk(f, g, due, U);
-    memcpy(s->keep + g->at, &decay, bytes);
+    walk_first(f, g, due, U);
     if (g->low < pairs)
         add_pairs(U, pairs - g->low, dim, s->state + g->at * dim, s->commit, width, width,
                   s->features + (g->row + g->low) * FEATURE_ROW,
@@ -1151,8 +1219,8 @@ INLINE void run_panel(const fused_work *f, int64_t at, const int U, const bool k
         }
         if (f->args && due > 0 && due <= g.tokens && commit < f->w.s->length)
             commit_panel(f, &g, due, U);
-        if (f->w.window == 1 && !f->w.per_channel && g.tokens == GROUP && g.low == 0) {
-            walk_factors(f, &g, s->factors + n * GROUP_FACTORS, keys, U);
+        if (has_factors(f, g.b, g.low)) {
+            walk_group_factors(f, &g, s->factors + n * GROUP_FACTORS, keys, U);
         } else {
             const panel_row decay = walk(f, &g, g.tokens, U);
             finish_group(f, &g, &decay, U);
@@ -1382,15 +1450,13 @@ static void decode_walk(const fused_work *f, int64_t tokens)
     do {                                                                                           \
         const group_work g = {0, tokens, GROUP, f->first > GROUP ? f->first - GROUP : 0, at};      \
         const size_t bytes = sizeof(float) * (size_t)(U * FWA_LANES);                              \
-        panel_row decay;                                                                           \
         for (int64_t i = 0; i < 2 * GROUP; i++)                                                    \
             memcpy(s->sums + i * PANEL, s->wide + i * s->stride + at, bytes);                      \
         for (int64_t i = 0; i < f->w.window - 1; i++)                                              \
             memcpy(s->predict + i * s->stride + at,                                                \
                    s->wide + (2 * GROUP + 1 + i) * s->stride + at, bytes);                         \
         clear_pending(f, at, U);                                                                   \
-        decay = walk(f, &g, tokens, U);                                                            \
-        memcpy(s->keep + at, &decay, bytes);                                                       \
+        walk_first(f, &g, tokens, U);                                                              \
     } while (0)
     EACH_PANEL(f, WALK);
 #undef WALK
