@@ -578,7 +578,8 @@ static const float *padded_row(const fused_work *f, const fwa_tensor *t, int64_t
 #define IN_TRIANGLE(t) ((t) * ((t) + 1) / 2)
 #define GROUP_FACTORS  (2 * GROUP + 3 * TRIANGLE + 1)
 
-static float group_factors(const fused_work *f, int64_t b, int64_t tokens, float g, float *to)
+INLINE float group_factors_of(const fused_work *f, int64_t b, const bool whole, int64_t tokens,
+                              float g, float *to)
 {
     const unit_work *w = &f->w;
     const fwa_cpu_fused *s = f->f;
@@ -587,7 +588,10 @@ static float group_factors(const fused_work *f, int64_t b, int64_t tokens, float
           end = g, inverse;
     float decay[GROUP]; /* of pair i to the token at hand */
     float solve[GROUP][GROUP], written[GROUP][GROUP], before;
-    for (int t = 0; t < tokens; t++) {
+    UNROLL for (int t = 0; t < GROUP; t++)
+    {
+        if (!whole && t >= tokens)
+            break;
         const float *gram = s->gram + (f->base + b + t) * s->back;
         const float *scores = s->scores + (b + t) * s->back;
         const float rho = w->decayed ? gamma[t] : 1;
@@ -599,31 +603,40 @@ static float group_factors(const fused_work *f, int64_t b, int64_t tokens, float
         for (int j = 0; j < t; j++) {
             float sum = 0;
             if (w->regression)
-                for (int i = j; i < t; i++)
+                UNROLL for (int i = j; i < t; i++)
                     sum -= rho * gram[t - i] * (decay[i] * written[i][j]);
             solve[t][j] = sum;
         }
         solve[t][t] = 1;
-        for (int j = 0; j <= t; j++) {
+        UNROLL for (int j = 0; j <= t; j++)
+        {
             T[IN_TRIANGLE(t) + j] = solve[t][j];
             written[t][j] = kappa[t] * solve[t][j];
         }
-        for (int j = 0; j <= t; j++) {
+        UNROLL for (int j = 0; j <= t; j++)
+        {
             float sum = 0;
-            for (int i = j; i < t; i++)
+            UNROLL for (int i = j; i < t; i++)
                 sum += scores[t - i] * (decay[i] * (w->before ? 1 : gamma[t]) * written[i][j]);
             N[IN_TRIANGLE(t) + j] = scale * (w->before ? sum : sum + scores[0] * written[t][j]);
         }
-        for (int i = 0; i < t; i++)
-            decay[i] *= gamma[t];
+        UNROLL for (int i = 0; i < t; i++) decay[i] *= gamma[t];
         decay[t] = 1;
     }
     inverse = end >= SMALL_SCALE && b + GROUP < f->tokens ? 1 / end : 1;
     for (int i = 0; i < GROUP; i++)
         for (int j = 0; j <= i; j++)
-            M[IN_TRIANGLE(i) + j] = decay[i] * inverse * written[i][j];
+            if (whole || i < tokens)
+                M[IN_TRIANGLE(i) + j] = decay[i] * inverse * written[i][j];
     to[GROUP_FACTORS - 1] = end;
     return end >= SMALL_SCALE ? end : 1;
+}
+
+static float group_factors(const fused_work *f, int64_t b, int64_t tokens, float g, float *to)
+{
+    if (tokens == GROUP)
+        return group_factors_of(f, b, true, GROUP, g, to);
+    return group_factors_of(f, b, false, tokens, g, to);
 }
 
 /* Everything of the block of `tokens` tokens at `start` that does not depend on the state. */
