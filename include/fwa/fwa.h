@@ -121,8 +121,8 @@ extern "C" {
  *
  * Memory, threads, errors
  * -----------------------
- * After plan creation nothing allocates, locks, prints, reads the environment or waits for a
- * device. The caller owns the workspace; its contents mean nothing between calls, and two calls
+ * After plan creation nothing allocates, prints, reads the environment or waits for a device; but
+ * a context's first call on several threads starts them. They wait asleep. The caller owns the workspace; its contents mean nothing between calls, and two calls
  * that run at once need two of them. Contexts and plans are immutable: any number of threads may
  * use one at once. Results do not depend on the number of threads, on the batch a sequence is in,
  * or on what ran before, bit for bit.
@@ -135,9 +135,7 @@ extern "C" {
  * things: FWA_BACKEND_PATH, the module directory, and FWA_CPU_ISA, which holds the CPU backend to
  * "generic", "neon", "avx2" or "avx512" kernels. Privileged programs ignore both.
  *
- * After fork() a child may go on using its contexts and plans. If the parent had run a call on more
- * than one OpenMP thread, the child's calls run on one thread (OpenMP's pool does not survive a
- * fork); a caller's own parallel_for is used as before.
+ * After fork() a child may go on using its contexts and plans; it starts threads of its own.
  */
 /* clang-format on */
 
@@ -258,8 +256,8 @@ typedef struct fwa_context_options {
     const char *backend; /* "cpu" (NULL means this), "reference", or a module: "cuda", "hip" */
     int32_t device;      /* index of the backend's device, default 0 */
     int32_t threads; /* most threads a call uses, 1 to 4096; 0: what OpenMP, the affinity mask and
-                        a control group's quota (version 2) allow when the context is created */
-    fwa_parallel_for parallel_for; /* NULL: OpenMP. Else calls run `threads` tasks through this */
+                        a control group's quota allow when the context is created */
+    fwa_parallel_for parallel_for; /* NULL: own threads. Else calls run `threads` tasks in this */
     void *parallel_for_user;       /* handed to parallel_for */
 } fwa_context_options;
 #define FWA_CONTEXT_OPTIONS_INIT                                                                   \
