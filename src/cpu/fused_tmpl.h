@@ -183,7 +183,7 @@ static fetcher fetcher_make(const fused_work *f, int64_t head, int64_t start, in
         const int64_t size = t->dtype == FWA_DTYPE_F32 ? 4 : 2;
         a.at[i] = fwa_element(t, fwa_at3(t, w->s->row, w->s->first + start, heads[i]) +
                                      (i > 1 ? u.column * t->stride[3] : 0));
-        a.step[i] = t->stride[1] * size;
+        a.step[i] = tokens > 1 ? t->stride[1] * size : 0; /* one token: any stride */
         a.lines[i] = ((i > 1 ? u.columns : w->p->key_dim) * size + 63) / 64;
     }
     return a;

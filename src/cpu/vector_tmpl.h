@@ -4,15 +4,7 @@
  * remainders give the same bits. */
 
 #define STRIP 4 /* vectors that a strip of columns has at most */
-/* Not for sanitizers, whose checks of what is unrolled take compilers minutes. */
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define UNROLL
-#endif
-#endif
-#ifndef UNROLL
 #define UNROLL _Pragma("GCC unroll 8")
-#endif
 #define INLINE static inline __attribute__((always_inline))
 
 /* Keeps a value in a register: compilers would fold the load of a broadcast into each of its uses,
