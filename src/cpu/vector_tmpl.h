@@ -3,7 +3,7 @@
  * padded to multiples of 16 floats. The order of every sum is fixed by its own length: tiles and
  * remainders give the same bits. */
 
-#define STRIP 4 /* vectors that a strip of columns has at most */
+#define STRIP  4 /* vectors that a strip of columns has at most */
 #define UNROLL _Pragma("GCC unroll 8")
 #define INLINE static inline __attribute__((always_inline))
 
