@@ -1440,12 +1440,13 @@ static state_rows decode_rows(const fused_work *f, const fwa_sequence *next, boo
 {
     const fwa_tensor *in = &f->w.carry->state, *out = &f->args->carry_out.state;
     const fwa_cpu_unit *u = &f->w.u;
+    const bool rows = f->w.p->key_dim > 1; /* one row may have any stride */
     state_rows r = {state_row(in, f->w.s->slot_in, u->head, u->column),
                     state_row(out, f->w.s->slot_out, u->head, u->column),
-                    in->stride[2],
-                    out->stride[2],
+                    rows ? in->stride[2] : 0,
+                    rows ? out->stride[2] : 0,
                     NULL,
-                    in->stride[2] * (int64_t)sizeof(float),
+                    rows ? in->stride[2] * (int64_t)sizeof(float) : 0,
                     (u->columns * (int64_t)sizeof(float) + 63) / 64};
     if (has_next)
         r.next = (const char *)(u->head + 1 < f->unit->head + f->unit->heads
