@@ -111,7 +111,6 @@ typedef struct fwa_cpu_fused {
     float *values, *outputs; /* [B - 1 + block, stride], [block, stride] */
     float *gram, *scores;    /* [J + block, J]: x_r . x_{r-i};  [block, J]: q_t . x_{r-i} */
     float *gamma, *kappa;    /* [block], per channel [block, stride] */
-    float *statistic;        /* [block]: E */
     float *factors;          /* of each group: see group_factors */
     float *sums;             /* [2 group, columns of a panel]: S'^T x, S'^T q */
     float *wide;             /* [2 group + B, stride]: the same of all columns, when decoding */

@@ -8,6 +8,11 @@
 #include <sys/auxv.h>
 #endif
 
+bool fwa_cpu_has_baseline(void)
+{
+    return true;
+}
+
 #ifdef FWA_CPU_X86
 bool fwa_cpu_has_avx2(void)
 {

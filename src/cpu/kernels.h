@@ -9,6 +9,7 @@ extern const fwa_cpu_kernels fwa_cpu_kernels_generic, fwa_cpu_kernels_avx2, fwa_
     fwa_cpu_kernels_neon;
 
 /* Does this machine, and its operating system, run them? In files without ISA flags. */
+bool fwa_cpu_has_baseline(void);
 bool fwa_cpu_has_avx2(void);
 bool fwa_cpu_has_avx512(void);
 bool fwa_cpu_has_neon(void);

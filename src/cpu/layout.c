@@ -117,7 +117,6 @@ size_t fwa_cpu_fused_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_fused 
     f->scores = take(&a, block, rows, 1);
     f->gamma = take(&a, gates == 1 ? block : row, gates, 1);
     f->kappa = take(&a, gates == 1 ? block : row, gates, 1);
-    f->statistic = take(&a, block, 1, 1);
     f->factors = take(&a, block / group + 1, 2 * group + 3 * group * (group + 1) / 2 + 1, 1);
     f->sums = take(&a, 2 * group, panel, 1);
     f->wide = take(&a, 2 * group + window, row, 1);

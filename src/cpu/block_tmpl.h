@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The fused forward's blocks of tokens: what does not depend on the state. */
+
+/* ---- A block's features, gates, Gram matrix and scores ---- */
+
+INLINE void inner_some(const int count, const bool gram, const bool scores, int64_t dim,
+                       const float *key, const float *back, float *gram_to, float *scores_to)
+{
+    vec gram_sum[4], score_sum[4];
+    float sums[4];
+    int64_t d;
+    for (int i = 0; i < 4; i++)
+        gram_sum[i] = score_sum[i] = splat(0);
+    for (d = 0; d < dim; d += FWA_LANES) {
+        const vec x = load(key + d), q = load(key + QUERY + d);
+        UNROLL for (int i = 0; i < count; i++)
+        {
+            const vec other = load(back + d - i * FEATURE_ROW);
+            if (gram)
+                gram_sum[i] += x * other;
+            if (scores)
+                score_sum[i] += q * other;
+        }
+    }
+    if (gram) {
+        sum_lanes_of_four(gram_sum, sums);
+        memcpy(gram_to, sums, sizeof(float) * (size_t)count);
+    }
+    if (scores) {
+        sum_lanes_of_four(score_sum, sums);
+        memcpy(scores_to, sums, sizeof(float) * (size_t)count);
+    }
+}
+
+/* Inner products of the key at `key` with the keys of the `count` rows from there backwards, to
+ * gram; and those of its query, to scores. */
+INLINE void inner_back(const bool gram, const bool scores, int64_t dim, const float *key,
+                       int64_t count, float *gram_to, float *scores_to)
+{
+    const float *back = key;
+    for (; count >= 4; count -= 4, back -= 4 * FEATURE_ROW, gram_to += 4, scores_to += 4)
+        inner_some(4, gram, scores, dim, key, back, gram_to, scores_to);
+    switch (count) {
+    case 3: inner_some(3, gram, scores, dim, key, back, gram_to, scores_to); break;
+    case 2: inner_some(2, gram, scores, dim, key, back, gram_to, scores_to); break;
+    case 1: inner_some(1, gram, scores, dim, key, back, gram_to, scores_to); break;
+    }
+}
+
+/* A key's inner products with itself and the `count` - 1 keys before, as far as the rule wants
+ * them; those of its query to `scores` unless that is NULL. */
+static void fused_products(const fused_work *f, int64_t row, int64_t count, float *scores)
+{
+    const float *key = f->f->features + row * FEATURE_ROW;
+    float *gram = f->f->gram + row * f->f->back, none[1];
+    if (f->w.regression && scores)
+        inner_back(true, true, f->dim, key, count, gram, scores);
+    else if (f->w.regression)
+        inner_back(true, false, f->dim, key, count, gram, none);
+    else if (f->w.needs_statistic)
+        inner_back(true, false, f->dim, key, 1, gram, none);
+    if (!f->w.regression && scores)
+        inner_back(false, true, f->dim, key, count, none, scores);
+}
+
+/* Tokens of the group in which token `b` of the block is, from it on: groups lie on a grid of the
+ * whole sequence, as blocks do. */
+INLINE int64_t group_tokens(const fused_work *f, int64_t b)
+{
+    int64_t tokens = GROUP - (f->w.s->seen + f->start + b) % GROUP, left = f->tokens - b;
+    return tokens < left ? tokens : left;
+}
+
+static int64_t block_tokens(const unit_work *w, int64_t start)
+{
+    int64_t tokens = FWA_CPU_FUSED_BLOCK - (w->s->seen + start) % FWA_CPU_FUSED_BLOCK;
+    int64_t left = w->s->length - start;
+    return tokens < left ? tokens : left;
+}
+
+/* E of the token whose pair is row `row`, the window of which has `count` pairs. */
+static float fused_statistic(const fused_work *f, int64_t row, int64_t count)
+{
+    const float *gram = f->f->gram;
+    const int64_t back = f->f->back;
+    double matrix[FWA_EIGEN_MAX * FWA_EIGEN_MAX], vector[FWA_EIGEN_MAX];
+    float sum = 0;
+    int64_t i, j;
+    if (!f->w.needs_eigen) {
+        for (i = count - 1; i >= 0; i--)
+            sum += gram[(row - i) * back];
+        return sum / (float)count;
+    }
+    for (i = 0; i < count; i++)
+        for (j = 0; j <= i; j++)
+            matrix[i * count + j] = matrix[j * count + i] =
+                (double)gram[(row - count + 1 + i) * back + i - j];
+    return (float)(fwa_top_eigen((int)count, matrix, vector) / (double)count);
+}
+
+INLINE int64_t window_count(const fused_work *f, int64_t row)
+{
+    int64_t pairs = row - f->first + 1;
+    return pairs < 0 ? 0 : pairs < f->w.window ? pairs : f->w.window;
+}
+
+/* A gate of one value per token, of the block's tokens. */
+static void load_gate(const fused_work *f, const fwa_tensor *t, float absent, float *to)
+{
+    const unit_work *w = &f->w;
+    const float *from;
+    int64_t b;
+    if (!fwa_present(t)) {
+        for (b = 0; b < f->tokens; b++)
+            to[b] = absent;
+        return;
+    }
+    from = (const float *)(const void *)fwa_element(
+        t, fwa_at3(t, w->s->row, w->s->first + f->start, w->u.head));
+    for (b = 0; b < f->tokens; b++)
+        to[b] = from[b * t->stride[1]];
+}
+
+/* beta of the block's token b, value column by value column. */
+static void load_betas(const fused_work *f, int64_t b, float *to)
+{
+    const unit_work *w = &f->w;
+    const fwa_tensor *beta = w->in.beta;
+    int64_t i;
+    if (fwa_present(beta))
+        fwa_load_f32(beta,
+                     fwa_at3(beta, w->s->row, w->s->first + f->start + b, w->u.head) +
+                         w->u.column * beta->stride[3],
+                     w->u.columns, to);
+    else
+        for (i = 0; i < w->u.columns; i++)
+            to[i] = 1;
+}
+
+/* gamma and kappa of the block's tokens. */
+static void fused_steps(const fused_work *f)
+{
+    const unit_work *w = &f->w;
+    const fwa_cpu_fused *s = f->f;
+    float beta[FWA_CPU_FUSED_BLOCK], lambda[FWA_CPU_FUSED_BLOCK], gate[FWA_CPU_FUSED_BLOCK],
+        statistic[FWA_CPU_FUSED_BLOCK];
+    int64_t b, i;
+    if (!w->per_channel)
+        load_gate(f, w->in.beta, 1, beta);
+    load_gate(f, w->in.lambda, 0, lambda);
+    load_gate(f, w->in.log_gate, 0, gate);
+    for (b = 0; b < f->tokens; b++)
+        gate[b] = fwa_decay_clip_gate_f32(gate[b]);
+    for (b = f->tokens; b % FWA_LANES; b++)
+        gate[b] = 0;
+    for (b = 0; b < f->tokens && fwa_present(w->in.log_gate); b += FWA_LANES)
+        store(gate + b, exp_vector(load(gate + b)));
+    for (b = 0; b < f->tokens && !fwa_present(w->in.log_gate); b++)
+        gate[b] = 1;
+    for (b = 0; b < f->tokens; b++) {
+        const int64_t count = window_count(f, f->base + b);
+        statistic[b] = w->needs_statistic && count ? fused_statistic(f, f->base + b, count) : 0;
+    }
+    if (!w->per_channel) {
+        for (b = 0; b < f->tokens; b++) {
+            const fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(
+                &w->knobs, beta[b], lambda[b], gate[b], statistic[b]);
+            s->gamma[b] = step.gamma;
+            s->kappa[b] = step.eta;
+        }
+        for (b = 0; w->window > 1 && b < f->tokens; b++)
+            s->kappa[b] /= (float)(window_count(f, f->base + b) ? window_count(f, f->base + b) : 1);
+    }
+    for (b = 0; w->per_channel && b < f->tokens; b++) {
+        float *gamma = s->gamma + b * s->stride, *kappa = s->kappa + b * s->stride;
+        load_betas(f, b, s->raw);
+        for (i = 0; i < w->u.columns; i++) {
+            const fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(
+                &w->knobs, s->raw[i], lambda[b], gate[b], statistic[b]);
+            gamma[i] = step.gamma;
+            kappa[i] = step.eta;
+        }
+        for (; i < f->width; i++) {
+            gamma[i] = 1;
+            kappa[i] = 0;
+        }
+    }
+    if (window_count(f, f->base) == 0) { /* a fresh sequence's first token is no pair */
+        for (i = 0; i < (w->per_channel ? f->width : 1); i++) {
+            s->gamma[i] = 1;
+            s->kappa[i] = 0;
+        }
+    }
+}
+
+/* The last rows of a block, which the head's next block looks back at, go aside and come back. */
+static void copy_rows(const fused_work *f, bool back)
+{
+    const fwa_cpu_fused *s = f->f;
+    const int64_t from = back ? 0 : f->tokens, tail = f->w.window - 1;
+    const size_t row = sizeof(float) * (size_t)f->dim;
+    const size_t gram = sizeof(float) * (size_t)(f->base * s->back);
+    const size_t values = sizeof(float) * (size_t)(tail * s->stride);
+    int64_t i;
+    for (i = 0; i < f->base; i++) {
+        float *here = s->features + (from + i) * FEATURE_ROW,
+              *there = s->last_features + i * f->dim;
+        memcpy(back ? here : there, back ? there : here, row);
+    }
+    if (back) {
+        memcpy(s->gram, s->last_gram, gram);
+        memcpy(s->values, s->last_values, values);
+    } else {
+        memcpy(s->last_gram, s->gram + from * s->back, gram);
+        memcpy(s->last_values, s->values + from * s->stride, values);
+    }
+}
+
+/* D raw numbers, padded with zeros to whole vectors. */
+static const float *pad_row(const fused_work *f, float *raw)
+{
+    int64_t d;
+    for (d = f->w.p->key_dim; d < f->dim; d++)
+        raw[d] = 0;
+    return raw;
+}
+
+/* A padded row of a tensor: itself where it can be, else a copy. */
+static const float *padded_row(const fused_work *f, const fwa_tensor *t, int64_t offset)
+{
+    const int64_t dim = f->w.p->key_dim;
+    if (t->dtype == FWA_DTYPE_F32 && t->stride[t->rank - 1] == 1 && dim == f->dim)
+        return (const float *)(const void *)fwa_element(t, offset);
+    fwa_load_f32(t, offset, dim, f->f->raw);
+    return pad_row(f, f->f->raw);
+}
+
+/* What the walk multiplies by, for a group that begins on the grid, where w is not carried from group
+ * to group and gates are per head: with S' at the group's start, Y = S'^T x and Z = S'^T q,
+ *
+ *     u_t = v_t - e_t Y_t      w_i = sum_{j<=i} M_ij u_j      o_t = b_t Z_t + sum_{j<=t} N_tj u_j
+ *
+ * e, b, M, N and T one behind the other, where r = T u; the last three are triangles, by rows. M holds the decay to the
+ * group's end and, unless it is folded, 1/g; N and b hold the problem's scale. The last factor is g
+ * at the group's end, not folded. Returns g where the next group starts. */
+#define TRIANGLE       (GROUP * (GROUP + 1) / 2)
+#define IN_TRIANGLE(t) ((t) * ((t) + 1) / 2)
+#define GROUP_FACTORS  (2 * GROUP + 3 * TRIANGLE + 1)
+
+INLINE float group_factors_of(const fused_work *f, int64_t b, const bool whole, int64_t tokens,
+                              float g, float *to)
+{
+    const unit_work *w = &f->w;
+    const fwa_cpu_fused *s = f->f;
+    const float *gamma = s->gamma + b, *kappa = s->kappa + b, scale = f->output_scale;
+    float *e = to, *read = to + GROUP, *M = to + 2 * GROUP, *N = M + TRIANGLE, *T = N + TRIANGLE,
+          end = g, inverse;
+    float decay[GROUP]; /* of pair i to the token at hand */
+    float solve[GROUP][GROUP], written[GROUP][GROUP], before;
+    UNROLL for (int t = 0; t < GROUP; t++)
+    {
+        if (!whole && t >= tokens)
+            break;
+        const float *gram = s->gram + (f->base + b + t) * s->back;
+        const float *scores = s->scores + (b + t) * s->back;
+        const float rho = w->decayed ? gamma[t] : 1;
+        e[t] = rho * end;
+        before = end;
+        end *= gamma[t];
+        read[t] = (w->before ? before : end) * scale;
+        /* r_t = u_t - sum_i rho G_ti decay_i kappa_i r_i */
+        for (int j = 0; j < t; j++) {
+            float sum = 0;
+            if (w->regression)
+                UNROLL for (int i = j; i < t; i++)
+                    sum -= rho * gram[t - i] * (decay[i] * written[i][j]);
+            solve[t][j] = sum;
+        }
+        solve[t][t] = 1;
+        UNROLL for (int j = 0; j <= t; j++)
+        {
+            T[IN_TRIANGLE(t) + j] = solve[t][j];
+            written[t][j] = kappa[t] * solve[t][j];
+        }
+        UNROLL for (int j = 0; j <= t; j++)
+        {
+            float sum = 0;
+            UNROLL for (int i = j; i < t; i++)
+                sum += scores[t - i] * (decay[i] * (w->before ? 1 : gamma[t]) * written[i][j]);
+            N[IN_TRIANGLE(t) + j] = scale * (w->before ? sum : sum + scores[0] * written[t][j]);
+        }
+        UNROLL for (int i = 0; i < t; i++) decay[i] *= gamma[t];
+        decay[t] = 1;
+    }
+    inverse = end >= SMALL_SCALE && b + GROUP < f->tokens ? 1 / end : 1;
+    for (int i = 0; i < GROUP; i++)
+        for (int j = 0; j <= i; j++)
+            if (whole || i < tokens)
+                M[IN_TRIANGLE(i) + j] = decay[i] * inverse * written[i][j];
+    to[GROUP_FACTORS - 1] = end;
+    return end >= SMALL_SCALE ? end : 1;
+}
+
+static float group_factors(const fused_work *f, int64_t b, int64_t tokens, float g, float *to)
+{
+    if (tokens == GROUP)
+        return group_factors_of(f, b, true, GROUP, g, to);
+    return group_factors_of(f, b, false, tokens, g, to);
+}
+
+/* Everything of the block of `tokens` tokens at `start` that does not depend on the state. */
+static void load_block(fused_work *f, bool same_keys)
+{
+    const unit_work *w = &f->w;
+    const fwa_cpu_fused *s = f->f;
+    const fwa_tensor *q = w->in.q, *k = w->in.k;
+    const int64_t late = w->p->alignment == FWA_ALIGNMENT_NEXT_LATENT, row = w->s->row;
+    const int64_t bare = fwa_starts_bare(w->p, w->s->seen) && f->start == 0;
+    int64_t b, n;
+    float g = 1;
+    for (b = 0; b < f->tokens; b++) {
+        const int64_t token = w->s->first + f->start + b;
+        float *key = s->features + (f->base + b) * FEATURE_ROW;
+        if (!f->direct_values || b < bare)
+            memset(s->values + (w->window - 1 + b) * s->stride, 0,
+                   sizeof(float) * (size_t)s->stride);
+        if (!f->direct_values && b >= bare)
+            load_value(w, f->start + b, s->values + (w->window - 1 + b) * s->stride);
+        if (same_keys)
+            continue;
+        if (b < bare) { /* no pair */
+            memset(key, 0, sizeof(float) * (size_t)f->dim);
+        } else if (f->start + b >= late) {
+            feature_row(w->p, f->dim,
+                        padded_row(f, k, fwa_at3(k, row, token - late, w->u.key_head)), key);
+        } else {
+            load_raw_key(w, f->start + b, s->raw);
+            feature_row(w->p, f->dim, pad_row(f, s->raw), key);
+        }
+        feature_row(w->p, f->dim, padded_row(f, q, fwa_at3(q, row, token, w->u.query_head)),
+                    key + QUERY);
+        fused_products(f, f->base + b, w->window + (w->s->seen + f->start + b) % GROUP,
+                       s->scores + b * s->back);
+    }
+    fused_steps(f);
+    for (b = 0, n = 0; w->window == 1 && !w->per_channel && b < f->tokens; n++) {
+        const int64_t tokens = group_tokens(f, b);
+        float *factors = s->factors + n * GROUP_FACTORS;
+        if ((w->s->seen + f->start + b) % GROUP == 0) {
+            g = group_factors(f, b, tokens, g, factors);
+        } else {
+            for (int64_t t = 0; t < tokens; t++)
+                g *= s->gamma[b + t];
+            g = g >= SMALL_SCALE ? g : 1;
+        }
+        b += tokens;
+    }
+}

@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The fused forward's groups of tokens: the walk between two passes. */
+
+/* ---- The walk through a group, one panel ---- */
+
+/* A group at hand, as one panel sees it. */
+typedef struct {
+    int64_t b, tokens; /* in the block */
+    int64_t row;       /* of the first pair at hand; row + B - 1 is the group's first */
+    int64_t low;       /* pairs before this one do not exist; 0 is `row` */
+    int64_t at;        /* first column */
+} group_work;
+
+INLINE panel_row gate_row(const fused_work *f, const float *gate, int64_t b, int64_t at,
+                          const bool channel, const int U)
+{
+    panel_row row = {{{0}}};
+    if (channel)
+        return row_load(gate + b * f->f->stride + at, U);
+    FOR_U row.v[u] = splat(gate[b]);
+    return row;
+}
+
+/* Of the token that is the t-th of the group, where the group's first `rows` pairs have been
+ * written: decay * base + sum_i a[rows - 1 - i] w_i, w from `low` on. */
+INLINE panel_row recall(const fused_work *f, const group_work *g, const panel_row *decay,
+                        const float *base, const float *inner, int64_t skip, int64_t rows,
+                        const int U)
+{
+    const float *pending = f->f->pending + g->at;
+    panel_row sum = row_load(base, U);
+    int64_t i;
+    row_scale(&sum, decay, U);
+    for (i = g->low; i < rows; i++)
+        row_add_at(&sum, inner[rows - 1 - i + skip], pending + i * f->f->stride, U);
+    return sum;
+}
+
+INLINE void store_output(const fused_work *f, int64_t b, int64_t at, const panel_row *o,
+                         const int U)
+{
+    panel_row row = *o;
+    FOR_U row.v[u] *= splat(f->output_scale);
+    row_store(f->output + b * f->output_stride + at, &row, U);
+}
+
+/* The walk through the group's first `tokens` tokens: outputs, and w and y in `pending` and
+ * `predict`. Returns g times the gammas. */
+INLINE panel_row walk_group(const fused_work *f, const group_work *g, int64_t tokens,
+                            const bool channel, const int U)
+{
+    const unit_work *w = &f->w;
+    const fwa_cpu_fused *s = f->f;
+    const int64_t stride = s->stride, B = w->window;
+    float *pending = s->pending + g->at, *predict = s->predict + g->at;
+    panel_row decay = row_load(s->scale + g->at, U);
+    int64_t t, i, j;
+    for (t = 0; t < tokens; t++) {
+        const int64_t row = t + B - 1, b = g->b + t;
+        const int64_t low = t > g->low ? t : g->low; /* of the window */
+        const float *gram = s->gram + (g->row + row) * s->back, *scores = s->scores + b * s->back;
+        const float *sums = s->sums + t * PANEL,
+                    *values = f->value + g->b * f->value_stride + g->at;
+        const panel_row gamma = gate_row(f, s->gamma, b, g->at, channel, U);
+        const panel_row kappa = gate_row(f, s->kappa, b, g->at, channel, U);
+        panel_row residual[FWA_EIGEN_MAX], o = {{{0}}};
+        const bool pair = row >= g->low;
+        if (w->regression && pair) {
+            panel_row y = recall(f, g, &decay, sums, gram, 1, row, U);
+            row_store(predict + row * stride, &y, U);
+        }
+        if (w->before) {
+            o = recall(f, g, &decay, sums + GROUP * PANEL, scores, 1, row, U);
+            store_output(f, b, g->at, &o, U);
+        }
+        for (i = g->low; i < row; i++) {
+            panel_row coefficient = row_load(pending + i * stride, U);
+            FOR_U coefficient.v[u] *= gamma.v[u];
+            row_store(pending + i * stride, &coefficient, U);
+        }
+        for (i = low; i <= row; i++) {
+            panel_row r = row_load(values + i * f->value_stride, U), coefficient = {{{0}}};
+            if (w->regression) {
+                const panel_row y = row_load(predict + i * stride, U);
+                if (w->decayed)
+                    FOR_U r.v[u] -= gamma.v[u] * y.v[u];
+                else
+                    FOR_U r.v[u] -= y.v[u];
+            }
+            if (i < row)
+                coefficient = row_load(pending + i * stride, U);
+            FOR_U coefficient.v[u] += kappa.v[u] * r.v[u];
+            row_store(pending + i * stride, &coefficient, U);
+            residual[i - low] = r;
+        }
+        if (!pair) { /* it has no pair */
+            const panel_row none = {{{0}}};
+            row_store(pending + row * stride, &none, U);
+        }
+        /* The window's predictions after the step; that of the pair that leaves is not asked for.
+         */
+        for (j = row - B + 1 >= g->low ? low + 1 : low; w->regression && j <= row && B > 1; j++) {
+            panel_row y = row_load(predict + j * stride, U), sum = {{{0}}};
+            for (i = low; i <= row; i++)
+                row_add(&sum,
+                        s->gram[(g->row + (i > j ? i : j)) * s->back + (i > j ? i - j : j - i)],
+                        &residual[i - low], U);
+            FOR_U y.v[u] = gamma.v[u] * y.v[u] + kappa.v[u] * sum.v[u];
+            row_store(predict + j * stride, &y, U);
+        }
+        FOR_U decay.v[u] *= gamma.v[u];
+        if (!w->before) {
+            o = recall(f, g, &decay, sums + GROUP * PANEL, scores, 0, row + 1, U);
+            store_output(f, b, g->at, &o, U);
+        }
+    }
+    return decay;
+}
+
+/* The same where a pair is complete with its token (window 1): nothing is carried from group to
+ * group, and w stays in registers. */
+INLINE panel_row walk_single(const fused_work *f, const group_work *g, int64_t tokens,
+                             const bool regression, const bool channel, const int U)
+{
+    const unit_work *w = &f->w;
+    const fwa_cpu_fused *s = f->f;
+    const int64_t stride = s->stride;
+    panel_row decay = row_load(s->scale + g->at, U), pair[GROUP] = {{{{0}}}};
+    UNROLL for (int t = 0; t < GROUP; t++)
+    {
+        const int64_t b = g->b + t;
+        const float *gram = s->gram + (g->row + t) * s->back, *scores = s->scores + b * s->back;
+        panel_row gamma, kappa, r, o = {{{0}}};
+        if (t >= tokens)
+            break;
+        gamma = gate_row(f, s->gamma, b, g->at, channel, U);
+        kappa = gate_row(f, s->kappa, b, g->at, channel, U);
+        r = row_load(f->value + b * f->value_stride + g->at, U);
+        if (w->before) {
+            o = row_load(s->sums + (GROUP + t) * PANEL, U);
+            row_scale(&o, &decay, U);
+            for (int i = 0; i < t; i++)
+                row_add(&o, scores[t - i], &pair[i], U);
+        }
+        if (regression) {
+            panel_row y = row_load(s->sums + t * PANEL, U);
+            row_scale(&y, &decay, U);
+            for (int i = 0; i < t; i++)
+                row_add(&y, gram[t - i], &pair[i], U);
+            if (w->decayed)
+                FOR_U r.v[u] -= gamma.v[u] * y.v[u];
+            else
+                FOR_U r.v[u] -= y.v[u];
+        }
+        for (int i = 0; i < t; i++)
+            FOR_U pair[i].v[u] *= gamma.v[u];
+        if (f->residual) {
+            const panel_row none = {{{0}}};
+            row_store(f->residual + b * f->residual_stride + g->at, t >= g->low ? &r : &none, U);
+        }
+        if (t >= g->low)
+            FOR_U pair[t].v[u] = kappa.v[u] * r.v[u];
+        else
+            FOR_U pair[t].v[u] = splat(0);
+        FOR_U decay.v[u] *= gamma.v[u];
+        if (!w->before) {
+            o = row_load(s->sums + (GROUP + t) * PANEL, U);
+            row_scale(&o, &decay, U);
+            for (int i = 0; i <= t; i++)
+                row_add(&o, scores[t - i], &pair[i], U);
+        }
+        store_output(f, b, g->at, &o, U);
+    }
+    UNROLL for (int t = 0; t < GROUP; t++)
+    {
+        if (t < tokens)
+            row_store(s->pending + t * stride + g->at, &pair[t], U);
+    }
+    return decay;
+}
+
+/* The walk through a group, or what there is of it, by its factors: outputs, and rows of what its
+ * pairs add to the state from `written` on. */
+INLINE void walk_factors(const fused_work *f, int64_t b, const bool whole, int64_t tokens,
+                         const float *factors, int64_t at, float *written, const bool regression,
+                         const int U)
+{
+    const fwa_cpu_fused *s = f->f;
+    const float *e = factors, *read = e + GROUP, *M = read + GROUP, *N = M + TRIANGLE;
+    const bool before = f->w.before;
+    panel_row u_row[GROUP] = {{{{0}}}}, row = {{{0}}};
+    UNROLL for (int t = 0; t < GROUP; t++)
+    {
+        if (!whole && t >= tokens)
+            break;
+        u_row[t] = row_load(f->value + (b + t) * f->value_stride + at, U);
+        if (regression) {
+            const panel_row y = row_load(s->sums + t * PANEL, U);
+            row_add(&u_row[t], -e[t], &y, U);
+        }
+    }
+    UNROLL for (int i = 0; i < GROUP; i++)
+    {
+        const float *m = M + IN_TRIANGLE(i);
+        if (!whole && i >= tokens)
+            break;
+        FOR_U row.v[u] = splat(m[0]) * u_row[0].v[u];
+        FOR_U PIN(row.v[u]);
+        UNROLL for (int j = 1; j <= i; j++) row_add(&row, m[j], &u_row[j], U);
+        row_store(written + i * s->stride, &row, U);
+    }
+    UNROLL for (int t = 0; t < GROUP; t++)
+    {
+        const float *n = N + IN_TRIANGLE(t);
+        if (!whole && t >= tokens)
+            break;
+        row = row_load(s->sums + (GROUP + t) * PANEL, U);
+        FOR_U row.v[u] *= splat(read[t]);
+        FOR_U PIN(row.v[u]);
+        UNROLL for (int j = 0; j < t; j++) row_add(&row, n[j], &u_row[j], U);
+        if (!before)
+            row_add(&row, n[t], &u_row[t], U);
+        row_store(f->output + (b + t) * f->output_stride + at, &row, U);
+    }
+    for (int t = 0; t < tokens && f->residual; t++) {
+        const float *solve = N + TRIANGLE + IN_TRIANGLE(t);
+        row = u_row[t];
+        for (int j = 0; j < t; j++)
+            row_add(&row, solve[j], &u_row[j], U);
+        row_store(f->residual + (b + t) * f->residual_stride + at, &row, U);
+    }
+}
+
+OUTLINE void walk_part(const fused_work *f, int64_t b, int64_t tokens, const float *factors,
+                       int64_t at, float *written, int U)
+{
+#define WALK(U)                                                                                    \
+    do {                                                                                           \
+        if (f->w.regression)                                                                       \
+            walk_factors(f, b, false, tokens, factors, at, written, true, U);                      \
+        else                                                                                       \
+            walk_factors(f, b, false, tokens, factors, at, written, false, U);                     \
+    } while (0)
+    WITH_U(U, WALK);
+#undef WALK
+}
+
+/* True where a group that begins with the block's token b, with the first pair that exists at row
+ * `low` of it, is walked by factors. Whatever is behind its tokens: outputs do not tell, to the bit,
+ * what comes after them. */
+INLINE bool has_factors(const fused_work *f, int64_t b, int64_t low)
+{
+    return f->w.window == 1 && !f->w.per_channel && low == 0 &&
+           (f->w.s->seen + f->start + b) % GROUP == 0;
+}
+
+/* The same with what the next pass needs. */
+INLINE void walk_group_factors(const fused_work *f, const group_work *g, const float *factors,
+                               const bool regression, const int U)
+{
+    const fwa_cpu_fused *s = f->f;
+    const float end = factors[GROUP_FACTORS - 1];
+    const bool fold = g->b + g->tokens == f->tokens || !(end >= SMALL_SCALE);
+    float *complete = s->complete + g->at;
+    panel_row row = {{{0}}};
+    if (g->tokens == GROUP) {
+        walk_factors(f, g->b, true, GROUP, factors, g->at, complete, regression, U);
+    } else {
+        for (int64_t i = 0; i < GROUP - g->tokens; i++)
+            row_store(complete + i * s->stride, &row, U);
+        walk_part(f, g->b, g->tokens, factors, g->at, complete + (GROUP - g->tokens) * s->stride,
+                  U);
+    }
+    FOR_U row.v[u] = splat(end);
+    row_store(s->keep + g->at, &row, U);
+    FOR_U row.v[u] = splat(fold ? 1 : end);
+    row_store(s->scale + g->at, &row, U);
+    s->fold[g->at / FWA_LANES] = fold;
+}
+
+/* The walk of whatever rule. A window over one has gates per head. */
+OUTLINE panel_row walk(const fused_work *f, const group_work *g, int64_t tokens, int U)
+{
+    const bool regression = f->w.regression, channel = f->w.per_channel;
+#define WALK(U)                                                                                    \
+    do {                                                                                           \
+        if (f->w.window > 1)                                                                       \
+            return walk_group(f, g, tokens, false, U);                                             \
+        if (regression && channel)                                                                 \
+            return walk_single(f, g, tokens, true, true, U);                                       \
+        if (regression)                                                                            \
+            return walk_single(f, g, tokens, true, false, U);                                      \
+        if (channel)                                                                               \
+            return walk_single(f, g, tokens, false, true, U);                                      \
+        return walk_single(f, g, tokens, false, false, U);                                         \
+    } while (0)
+    WITH_U(U, WALK);
+#undef WALK
+}
+
+/* The walk through the group's first tokens, not for a pass: what they add to the state is left in
+ * `pending`, and what is left of S' in `keep`. */
+OUTLINE void walk_first(const fused_work *f, const group_work *g, int64_t tokens, int U)
+{
+    const fwa_cpu_fused *s = f->f;
+    const int64_t width = U * FWA_LANES;
+    panel_row decay;
+    if (has_factors(f, g->b, g->low)) {
+        float factors[GROUP_FACTORS];
+        fused_work part = *f;
+        part.tokens = g->b + tokens; /* nothing is divided by g */
+        group_factors(&part, g->b, tokens, s->scale[g->at], factors);
+        walk_part(&part, g->b, tokens, factors, g->at, s->pending + g->at, U);
+        for (int64_t i = 0; i < width; i++)
+            s->keep[g->at + i] = factors[GROUP_FACTORS - 1];
+        return;
+    }
+    decay = walk(f, g, tokens, U);
+    memcpy(s->keep + g->at, &decay, sizeof(float) * (size_t)width);
+}
+
+/* Hands the pairs that are complete to the next pass, and moves the others to the front. */
+INLINE void finish_group_of(const fused_work *f, const group_work *g, const panel_row *decay,
+                            const bool channel, const int U)
+{
+    const fwa_cpu_fused *s = f->f;
+    const int64_t stride = s->stride, move = f->w.window - 1;
+    float *pending = s->pending + g->at, *predict = s->predict + g->at;
+    bool fold = g->b + g->tokens == f->tokens;
+    panel_row inverse = {{{0}}}, row = {{{0}}};
+    int64_t j, i;
+    for (i = 0; i < (channel ? U * FWA_LANES : 1); i++)
+        fold |= !(decay->v[i / FWA_LANES][i % FWA_LANES] >= SMALL_SCALE); /* or it is NaN */
+    FOR_U inverse.v[u] = fold ? splat(1) : 1 / decay->v[u];
+    for (j = 0; j < GROUP; j++) {
+        i = j - (GROUP - g->tokens);
+        FOR_U row.v[u] = splat(0);
+        if (i >= g->low)
+            row = row_load(pending + i * stride, U);
+        if (i >= g->low && !fold)
+            FOR_U row.v[u] *= inverse.v[u];
+        row_store(s->complete + j * stride + g->at, &row, U);
+    }
+    for (i = 0; i < move; i++) {
+        row = row_load(pending + (i + g->tokens) * stride, U);
+        row_store(pending + i * stride, &row, U);
+        row = row_load(predict + (i + g->tokens) * stride, U);
+        row_store(predict + i * stride, &row, U);
+    }
+    row_store(s->keep + g->at, decay, U);
+    FOR_U row.v[u] = fold ? splat(1) : decay->v[u];
+    row_store(s->scale + g->at, &row, U);
+    s->fold[g->at / FWA_LANES] = fold;
+}
+
+OUTLINE void finish_group(const fused_work *f, const group_work *g, const panel_row *decay, int U)
+{
+#define FINISH(U) finish_group_of(f, g, decay, f->w.per_channel, U)
+    WITH_U(U, FINISH);
+#undef FINISH
+}
+
+/* Nothing is left to add to S'. */
+OUTLINE void clear_pending(const fused_work *f, int64_t at, int U)
+{
+    const fwa_cpu_fused *s = f->f;
+    const int64_t width = U * FWA_LANES;
+    int64_t i, c;
+    for (i = 0; i < GROUP; i++)
+        memset(s->complete + i * s->stride + at, 0, sizeof(float) * (size_t)width);
+    for (i = 0; i < f->w.window - 1; i++)
+        memset(s->pending + i * s->stride + at, 0, sizeof(float) * (size_t)width);
+    for (c = 0; c < width; c++)
+        s->scale[at + c] = 1;
+    s->fold[at / FWA_LANES] = false;
+}
+
+/* The predictions of the window's pairs before the group at hand, by the state in the panel. */
+OUTLINE void predict_tail(const fused_work *f, int64_t row, int64_t at, int U)
+{
+    const fwa_cpu_fused *s = f->f;
+    const int64_t dim = f->w.p->key_dim, tail = f->w.window - 1;
+    int64_t i;
+    for (i = f->first > row ? f->first - row : 0; f->w.regression && i < tail; i++) {
+        project(U, 1, dim, s->state + at * dim, U * FWA_LANES,
+                s->features + (row + i) * FEATURE_ROW, FEATURE_ROW, s->sums);
+        memcpy(s->predict + i * s->stride + at, s->sums, sizeof(float) * (size_t)(U * FWA_LANES));
+    }
+}
+
+/* Adds to the panel all that is still to be added at the block's end, as the next pass would. */
+OUTLINE void settle(const fused_work *f, int64_t at, int U)
+{
+    const fwa_cpu_fused *s = f->f;
+    const int64_t dim = f->w.p->key_dim, tail = f->w.window - 1, width = U * FWA_LANES;
+    const int64_t row = GROUP + f->tokens, low = f->first > row ? f->first - row : 0;
+    float *state = s->state + at * dim;
+    add_pairs(U, GROUP, dim, state, state, width, width, s->features + f->tokens * FEATURE_ROW,
+              s->complete + at, s->stride, s->fold[at / FWA_LANES] ? s->keep + at : NULL);
+    if (low < tail)
+        add_pairs(U, tail - low, dim, state, state, width, width,
+                  s->features + (row + low) * FEATURE_ROW, s->pending + low * s->stride + at,
+                  s->stride, NULL);
+    clear_pending(f, at, U);
+    predict_tail(f, row, at, U);
+}

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The fused forward's vectors and rows: features, rows fetched ahead, and products of a panel. */
+
+#define PANEL       (PANEL_VECTORS * FWA_LANES)
+#define FEATURE_ROW FWA_CPU_FEATURE_ROW
+#define QUERY       (FEATURE_ROW / 2) /* where a row's query begins */
+#define SMALL_SCALE 0x1p-10F          /* below this, g is folded into S' */
+#define FOR_U       for (int u = 0; u < U; u++)
+
+/* One row of features, padded with zeros: x = phi(norm(raw)). */
+static void feature_row(const fwa_problem *p, int64_t dim, const float *raw, float *x)
+{
+    vec inverse = splat(1);
+    int64_t d;
+    if (p->qk_norm != FWA_NORM_NONE) {
+        vec sum = splat(0);
+        float root;
+        for (d = 0; d < dim; d += FWA_LANES)
+            sum += load(raw + d) * load(raw + d);
+        root = sum_lanes(sum);
+        if (p->qk_norm == FWA_NORM_RMS)
+            root /= (float)p->key_dim;
+        root = sqrtf(root + (float)p->norm_eps);
+        inverse = splat(root != 0 ? 1 / root : 0);
+    }
+    for (d = 0; d < dim; d += FWA_LANES) {
+        vec value = load(raw + d) * inverse;
+        if (p->phi == FWA_FEATURE_MAP_RELU) {
+            value = choose(value < splat(0), splat(0), value); /* a NaN stays */
+        } else if (p->phi == FWA_FEATURE_MAP_ELU1) {
+            const vec low = choose(value < splat(-104), splat(-104), value);
+            value = choose(value > splat(0), value + splat(1),
+                           exp_vector(choose(low > splat(0), splat(0), low)));
+        }
+        store(x + d, value);
+    }
+    for (d = p->key_dim; d < dim; d++)
+        x[d] = 0;
+}
+
+typedef struct {
+    vec v[PANEL_VECTORS];
+} panel_row;
+
+typedef struct {
+    unit_work w; /* all but the chunk */
+    fwa_cpu_fused *f;
+    const fwa_cpu_fused_unit *unit;
+    const fwa_forward_args *args; /* NULL: only the states are wanted */
+    int64_t start, tokens;        /* of the block */
+    int64_t base;                 /* row of its first token: B - 1 + GROUP */
+    int64_t first;                /* row of the first pair that exists */
+    int64_t dim, width;           /* D and value columns, padded to whole vectors */
+    bool last;                    /* the sequence ends with it */
+    /* Where the walk finds the block's values and leaves its outputs, rows of value columns: the
+     * caller's tensors where they are rows of whole vectors, else the scratch. */
+    bool direct_values, direct_outputs;
+    const float *value;
+    float *output;
+    int64_t value_stride, output_stride;
+    float output_scale; /* what the walk multiplies outputs by */
+    float *residual;    /* where residuals are left for the backward, rows of residual_stride */
+    int64_t residual_stride;
+} fused_work;
+
+/* True where the unit's columns of t can be read and written as whole vectors. */
+static bool is_direct(const unit_work *w, const fwa_tensor *t)
+{
+    return t->dtype == FWA_DTYPE_F32 && t->stride[3] == 1 && !w->p->normalizer &&
+           w->u.columns % FWA_LANES == 0;
+}
+
+static float *direct_row(const unit_work *w, const fwa_tensor *t, int64_t token)
+{
+    return (float *)(void *)fwa_element(t, fwa_at3(t, w->s->row, w->s->first + token, w->u.head) +
+                                               w->u.column * t->stride[3]);
+}
+
+/* The head and block at hand. */
+static void set_block(fused_work *f, int64_t start, int64_t tokens, const fwa_cpu_partials *kept)
+{
+    const unit_work *w = &f->w;
+    const fwa_tensor *o = f->args ? &f->args->o : NULL;
+    f->start = start;
+    f->tokens = tokens;
+    f->last = start + tokens == w->s->length;
+    f->first = f->base + w->first_pair - start > 0 ? f->base + w->first_pair - start : 0;
+    f->direct_values = w->window == 1 && is_direct(w, w->in.v);
+    f->direct_outputs = o && is_direct(w, o);
+    f->value = f->direct_values ? direct_row(w, w->in.v, start) : f->f->values;
+    f->value_stride = f->direct_values ? w->in.v->stride[1] : f->f->stride;
+    f->output = f->direct_outputs ? direct_row(w, o, start) : f->f->outputs;
+    f->output_stride = f->direct_outputs ? o->stride[1] : f->f->stride;
+    f->output_scale = w->p->normalizer ? 1 : (float)w->p->scale;
+    f->residual_stride = fwa_cpu_residual_stride(w->p);
+    f->residual = kept && kept->residuals
+                      ? fwa_cpu_residual(w->p, kept, w->u.head, w->s->before + start) + w->u.column
+                      : NULL;
+}
+
+INLINE panel_row row_load(const float *at, const int U)
+{
+    panel_row row = {{{0}}};
+    FOR_U row.v[u] = load(at + u * FWA_LANES);
+    return row;
+}
+
+INLINE void row_store(float *at, const panel_row *row, const int U)
+{
+    FOR_U store(at + u * FWA_LANES, row->v[u]);
+}
+
+/* sum += a * row */
+INLINE void row_add(panel_row *sum, float a, const panel_row *row, const int U)
+{
+    vec factor = splat(a);
+    PIN(factor);
+    FOR_U sum->v[u] += factor * row->v[u];
+}
+
+INLINE void row_add_at(panel_row *sum, float a, const float *at, const int U)
+{
+    const panel_row row = row_load(at, U);
+    row_add(sum, a, &row, U);
+}
+
+/* Rounded here, whatever is added: it is the same number in every function that does it. */
+INLINE void row_scale(panel_row *row, const panel_row *by, const int U)
+{
+    FOR_U
+    {
+        row->v[u] *= by->v[u];
+        PIN(row->v[u]);
+    }
+}
+
+/* Calls run with U, keys and channel as constants. */
+#define EACH_PANEL(f, run)                                                                         \
+    do {                                                                                           \
+        int64_t at = 0;                                                                            \
+        for (; at + PANEL <= (f)->width; at += PANEL)                                              \
+            run(PANEL_VECTORS);                                                                    \
+        for (; at < (f)->width; at += FWA_LANES)                                                   \
+            run(1);                                                                                \
+    } while (0)
+
+/* ---- Rows that are fetched ahead of their use ---- */
+
+/* The rows of q, k, v and o of the head and block that come next. They are shared out over the
+ * passes of this one: each brings some rows into the second cache, a line or two for every four
+ * rows of the state. */
+typedef struct {
+    const char *at[4];        /* the first row in each tensor */
+    int64_t step[4];          /* bytes from row to row */
+    int64_t lines[4];         /* of a row */
+    int64_t rows;             /* of all four */
+    int64_t row, line, limit; /* the next; what the pass stops at */
+} fetcher;
+
+/* For `tokens` tokens from `start` on of value head `head`. */
+static fetcher fetcher_make(const fused_work *f, int64_t head, int64_t start, int64_t tokens)
+{
+    const unit_work *w = &f->w;
+    const fwa_cpu_unit u = fwa_cpu_head_unit(w->plan, head, f->unit->column, f->unit->columns);
+    const fwa_tensor *tensor[4] = {w->in.q, w->in.k, w->in.v, f->args ? &f->args->o : w->in.v};
+    const int64_t heads[4] = {u.query_head, u.key_head, u.head, u.head};
+    fetcher a = {.rows = 4 * tokens};
+    int i;
+    for (i = 0; i < 4; i++) {
+        const fwa_tensor *t = tensor[i];
+        const int64_t size = t->dtype == FWA_DTYPE_F32 ? 4 : 2;
+        a.at[i] = fwa_element(t, fwa_at3(t, w->s->row, w->s->first + start, heads[i]) +
+                                     (i > 1 ? u.column * t->stride[3] : 0));
+        a.step[i] = tokens > 1 ? t->stride[1] * size : 0; /* one token: any stride */
+        a.lines[i] = ((i > 1 ? u.columns : w->p->key_dim) * size + 63) / 64;
+    }
+    return a;
+}
+
+INLINE void fetch(fetcher *a)
+{
+    const int64_t i = a->row & 3;
+    if (a->row >= a->limit)
+        return;
+    __builtin_prefetch(a->at[i] + (a->row >> 2) * a->step[i] + 64 * a->line, 0, 2);
+    if (++a->line >= a->lines[i]) {
+        a->line = 0;
+        a->row++;
+    }
+}
+
+/* ---- Products of a panel with rows of features, FEATURE_ROW apart ---- */
+
+/* S = keep S + sum_j x_j w_j^T for GROUP pairs from `x` on; sums = S^T x for the GROUP keys at
+ * `key`, and behind them S^T q for their queries. */
+INLINE void pass_rows(const int U, const bool keys, const bool scaled, int64_t dim, float *s,
+                      const float *x, const float *complete, int64_t stride, const float *keep,
+                      const float *key, float *sums, fetcher *ahead)
+{
+    panel_row pair[GROUP], key_sum[GROUP] = {{{{0}}}}, query_sum[GROUP] = {{{{0}}}},
+                           factor = {{{0}}};
+    fetcher next = *ahead; /* nothing else points to it: it stays in registers */
+    int64_t d = 0;
+    UNROLL for (int j = 0; j < GROUP; j++) pair[j] = row_load(complete + j * stride, U);
+    if (scaled)
+        factor = row_load(keep, U);
+    while (d < dim) {
+        int64_t until = d + 4 < dim ? d + 4 : dim;
+        fetch(&next);
+        for (; d < until; d++, s += U * FWA_LANES) {
+            panel_row row = row_load(s, U);
+            if (scaled)
+                row_scale(&row, &factor, U);
+            UNROLL for (int j = 0; j < GROUP; j++)
+                row_add(&row, x[d + j * FEATURE_ROW], &pair[j], U);
+            row_store(s, &row, U);
+            UNROLL for (int j = 0; j < GROUP; j++)
+            {
+                const float *feature = key + d + j * FEATURE_ROW;
+                if (keys)
+                    row_add(&key_sum[j], feature[0], &row, U);
+                row_add(&query_sum[j], feature[QUERY], &row, U);
+            }
+        }
+    }
+    ahead->row = next.row;
+    ahead->line = next.line;
+    UNROLL for (int j = 0; j < GROUP; j++)
+    {
+        if (keys)
+            row_store(sums + j * PANEL, &key_sum[j], U);
+        row_store(sums + (GROUP + j) * PANEL, &query_sum[j], U);
+    }
+}
+
+/* S = keep S + sum_j x_j w_j^T for J <= 4 pairs; keep may be NULL. The sums are pass_rows'. */
+INLINE void add_some(const int U, const int J, int64_t dim, const float *from, float *to,
+                     int64_t from_stride, int64_t to_stride, const float *x, const float *w,
+                     int64_t stride, const float *keep)
+{
+    panel_row pair[4], factor = {{{0}}};
+    int64_t d;
+    UNROLL for (int j = 0; j < J; j++) pair[j] = row_load(w + j * stride, U);
+    if (keep)
+        factor = row_load(keep, U);
+    for (d = 0; d < dim; d++, from += from_stride, to += to_stride) {
+        panel_row row = row_load(from, U);
+        if (keep)
+            row_scale(&row, &factor, U);
+        UNROLL for (int j = 0; j < J; j++) row_add(&row, x[d + j * FEATURE_ROW], &pair[j], U);
+        row_store(to, &row, U);
+    }
+}
+
+/* The same for any number of pairs. */
+INLINE void add_pairs_of(const int U, int64_t pairs, int64_t dim, const float *from, float *to,
+                         int64_t from_stride, int64_t to_stride, const float *x, const float *w,
+                         int64_t stride, const float *keep)
+{
+    bool begun = false;
+    for (; pairs >= 4; pairs -= 4, x += 4 * FEATURE_ROW, w += 4 * stride, begun = true)
+        add_some(U, 4, dim, begun ? to : from, to, begun ? to_stride : from_stride, to_stride, x, w,
+                 stride, begun ? NULL : keep);
+    for (; pairs > 0; pairs--, x += FEATURE_ROW, w += stride, begun = true)
+        add_some(U, 1, dim, begun ? to : from, to, begun ? to_stride : from_stride, to_stride, x, w,
+                 stride, begun ? NULL : keep);
+    if (!begun && (from != to || keep))
+        add_some(U, 0, dim, from, to, from_stride, to_stride, x, w, stride, keep);
+}
+
+/* These few are called once a block or less, or by rules that have more to do: one copy of each will
+ * do, which finds its U out. */
+#define WITH_U(U, run)                                                                             \
+    do {                                                                                           \
+        if ((U) == PANEL_VECTORS)                                                                  \
+            run(PANEL_VECTORS);                                                                    \
+        else                                                                                       \
+            run(1);                                                                                \
+    } while (0)
+#define OUTLINE static __attribute__((noinline))
+
+OUTLINE void add_pairs(int U, int64_t pairs, int64_t dim, const float *from, float *to,
+                       int64_t from_stride, int64_t to_stride, const float *x, const float *w,
+                       int64_t stride, const float *keep)
+{
+#define ADD(U) add_pairs_of(U, pairs, dim, from, to, from_stride, to_stride, x, w, stride, keep)
+    WITH_U(U, ADD);
+#undef ADD
+}
+
+INLINE void project_some(const int U, const int M, int64_t dim, const float *s, int64_t s_stride,
+                         const float *a, int64_t a_stride, float *sums)
+{
+    panel_row sum[4] = {{{{0}}}};
+    int64_t d;
+    for (d = 0; d < dim; d++, s += s_stride) {
+        const panel_row row = row_load(s, U);
+        UNROLL for (int m = 0; m < M; m++) row_add(&sum[m], a[d + m * a_stride], &row, U);
+    }
+    UNROLL for (int m = 0; m < M; m++) row_store(sums + m * PANEL, &sum[m], U);
+}
+
+INLINE void project_of(const int U, int64_t rows, int64_t dim, const float *s, int64_t s_stride,
+                       const float *a, int64_t a_stride, float *sums)
+{
+    for (; rows >= 4; rows -= 4, a += 4 * a_stride, sums += 4 * PANEL)
+        project_some(U, 4, dim, s, s_stride, a, a_stride, sums);
+    for (; rows >= 2; rows -= 2, a += 2 * a_stride, sums += 2 * PANEL)
+        project_some(U, 2, dim, s, s_stride, a, a_stride, sums);
+    if (rows)
+        project_some(U, 1, dim, s, s_stride, a, a_stride, sums);
+}
+
+/* sums = S^T a for rows of features, a_stride apart. */
+OUTLINE void project(int U, int64_t rows, int64_t dim, const float *s, int64_t s_stride,
+                     const float *a, int64_t a_stride, float *sums)
+{
+#define PROJECT(U) project_of(U, rows, dim, s, s_stride, a, a_stride, sums)
+    WITH_U(U, PROJECT);
+#undef PROJECT
+}

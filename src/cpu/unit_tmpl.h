@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The fused forward's units: states of the carry, blocks of a panel, heads. */
+
+/* ---- States of the carry ---- */
+
+/* Real columns of the panel, and whether the normaliser's is behind them. */
+static int64_t panel_columns(const fused_work *f, int64_t at, int U, bool *norm)
+{
+    const int64_t left = f->w.u.columns - at, width = U * FWA_LANES;
+    *norm = f->w.p->normalizer && left >= 0 && left < width;
+    return left < 0 ? 0 : left < width ? left : width;
+}
+
+/* Row d of a state, in all panels. */
+INLINE void scatter_row(const fused_work *f, int64_t d, const float *row)
+{
+    const int64_t dim = f->w.p->key_dim;
+#define SCATTER(U)                                                                                 \
+    do {                                                                                           \
+        const panel_row part = row_load(row + at, U);                                              \
+        row_store(f->f->state + at * dim + d * (U * FWA_LANES), &part, U);                         \
+    } while (0)
+    EACH_PANEL(f, SCATTER);
+#undef SCATTER
+}
+
+/* The carry's state, or zeros. */
+static void load_states(const fused_work *f)
+{
+    const unit_work *w = &f->w;
+    const fwa_tensor *state = &w->carry->state, *norm = &w->carry->norm;
+    const int64_t slot = w->s->slot_in;
+    const bool given = slot >= 0 && fwa_present(state);
+    float row[FWA_COLUMNS_LIMIT] = {0};
+    int64_t d;
+    for (d = 0; d < w->p->key_dim; d++) {
+        const int64_t at = given
+                               ? fwa_at3(state, slot, w->u.head, d) + w->u.column * state->stride[3]
+                               : 0;
+        if (given && is_direct(w, state)) {
+            scatter_row(f, d, (const float *)(const void *)fwa_element(state, at));
+            continue;
+        }
+        if (given)
+            fwa_load_f32(state, at, w->u.columns, row);
+        if (slot >= 0 && w->p->normalizer)
+            row[w->u.columns] = fwa_load_one_f32(
+                norm, fwa_at2(norm, slot, w->u.head) + d * norm->stride[2], 0);
+        scatter_row(f, d, row);
+    }
+}
+
+OUTLINE void store_panel(const fused_work *f, int64_t at, const float *row, int U)
+{
+    const unit_work *w = &f->w;
+    const fwa_tensor *state = &f->args->carry_out.state, *norm = &f->args->carry_out.norm;
+    const int64_t slot = w->s->slot_out;
+    bool has_norm;
+    const int64_t columns = panel_columns(f, at, U, &has_norm);
+    int64_t d;
+    for (d = 0; slot >= 0 && d < w->p->key_dim; d++, row += U * FWA_LANES) {
+        const int64_t to = fwa_present(state) ? fwa_at3(state, slot, w->u.head, d) +
+                                                    (w->u.column + at) * state->stride[3]
+                                              : 0;
+        if (columns && fwa_present(state) && is_direct(w, state)) {
+            memcpy(fwa_element(state, to), row, sizeof(float) * (size_t)columns);
+        } else if (columns && fwa_present(state)) {
+            fwa_store_f32(state, to, columns, row);
+        }
+        if (has_norm && w->u.column == 0 && fwa_present(norm))
+            fwa_store_f32(norm, fwa_at2(norm, slot, w->u.head) + d, 1, row + columns);
+    }
+}
+
+OUTLINE void keep_panel(const fused_work *f, float *kept, int64_t at, int U)
+{
+    bool has_norm;
+    const int64_t columns = panel_columns(f, at, U, &has_norm), dim = f->w.p->key_dim;
+    const float *row = f->f->state + at * dim;
+    int64_t d;
+    for (d = 0; d < dim; d++, row += U * FWA_LANES, kept += fwa_cpu_kept_stride(f->w.p)) {
+        memcpy(kept + f->w.u.column + at, row, sizeof(float) * (size_t)columns);
+        if (has_norm && f->w.u.column == 0)
+            kept[f->w.p->value_dim] = row[columns];
+    }
+}
+
+/* Writes the carry's state after the first `due` tokens of the group; what comes behind them is not
+ * looked at. The walk is taken twice: `pending` and `predict` are put back. */
+OUTLINE void commit_panel(const fused_work *f, const group_work *g, int64_t due, int U)
+{
+    const fwa_cpu_fused *s = f->f;
+    const int64_t dim = f->w.p->key_dim, width = U * FWA_LANES, stride = s->stride;
+    const int64_t pairs = f->w.window - 1 + due;
+    const size_t bytes = sizeof(float) * (size_t)width;
+    int64_t i;
+    for (i = 0; i < f->w.window - 1; i++) {
+        memcpy(s->aside + 2 * i * width, s->pending + i * stride + g->at, bytes);
+        memcpy(s->aside + (2 * i + 1) * width, s->predict + i * stride + g->at, bytes);
+    }
+    walk_first(f, g, due, U);
+    if (g->low < pairs)
+        add_pairs(U, pairs - g->low, dim, s->state + g->at * dim, s->commit, width, width,
+                  s->features + (g->row + g->low) * FEATURE_ROW,
+                  s->pending + g->low * stride + g->at, stride, s->keep + g->at);
+    else
+        memcpy(s->commit, s->state + g->at * dim, (size_t)dim * bytes);
+    store_panel(f, g->at, s->commit, U);
+    for (i = 0; i < f->w.window - 1; i++) {
+        memcpy(s->pending + i * stride + g->at, s->aside + 2 * i * width, bytes);
+        memcpy(s->predict + i * stride + g->at, s->aside + (2 * i + 1) * width, bytes);
+    }
+}
+
+/* ---- A block of one panel ---- */
+
+INLINE void run_panel(const fused_work *f, int64_t at, const int U, const bool keys, fetcher *ahead,
+                      int64_t share, int64_t shares, bool keep)
+{
+    const fwa_cpu_fused *s = f->f;
+    const int64_t dim = f->w.p->key_dim, commit = f->w.s->commit;
+    float *state = s->state + at * dim;
+    group_work g = {.at = at};
+    int64_t n = 0;
+    for (g.b = 0; g.b < f->tokens; g.b += g.tokens, n++) {
+        const float *x = s->features + g.b * FEATURE_ROW;
+        const float *key = s->features + (f->base + g.b) * FEATURE_ROW;
+        const int64_t due = commit - f->start - g.b;
+        const int64_t limit = ahead->rows * (share * f->tokens + g.b + GROUP) /
+                              (shares * f->tokens);
+        ahead->limit = limit;
+        g.tokens = group_tokens(f, g.b);
+        g.row = GROUP + g.b;
+        g.low = f->first > g.row ? f->first - g.row : 0;
+        if (s->fold[at / FWA_LANES]) {
+            pass_rows(U, keys, true, dim, state, x, s->complete + at, s->stride, s->keep + at, key,
+                      s->sums, ahead);
+        } else {
+            pass_rows(U, keys, false, dim, state, x, s->complete + at, s->stride, NULL, key,
+                      s->sums, ahead);
+        }
+        if (f->args && due > 0 && due <= g.tokens && commit < f->w.s->length)
+            commit_panel(f, &g, due, U);
+        if (has_factors(f, g.b, g.low)) {
+            walk_group_factors(f, &g, s->factors + n * GROUP_FACTORS, keys, U);
+        } else {
+            const panel_row decay = walk(f, &g, g.tokens, U);
+            finish_group(f, &g, &decay, U);
+        }
+    }
+    if (f->last || keep || f->w.window > 1)
+        settle(f, at, U);
+    if (f->args && f->last && commit == f->w.s->length)
+        store_panel(f, at, state, U);
+}
+
+/* The block at hand, all panels. */
+static void run_block(const fused_work *f, fetcher *ahead, bool keep)
+{
+    const int64_t panels = (f->width + PANEL - 1) / PANEL;
+#define RUN(U, keys) run_panel(f, at, U, keys, ahead, at / PANEL, panels, keep)
+#define RUN_RULE(U)                                                                                \
+    do {                                                                                           \
+        if (f->w.regression)                                                                       \
+            RUN(U, true);                                                                          \
+        else                                                                                       \
+            RUN(U, false);                                                                         \
+    } while (0)
+    EACH_PANEL(f, RUN_RULE);
+#undef RUN_RULE
+#undef RUN
+}
+
+/* ---- A unit: heads of one sequence ---- */
+
+/* Turns to the unit's head `index`. */
+static void select_head(fused_work *f, fwa_cpu_fused *first, int64_t index)
+{
+    fwa_cpu_fused *s = f->f;
+    const ptrdiff_t bytes = (ptrdiff_t)first->head_size * index;
+#define MOVE(part) s->part = (void *)((char *)first->part + bytes)
+    MOVE(state), MOVE(scale), MOVE(keep), MOVE(complete), MOVE(pending), MOVE(predict);
+    MOVE(fold), MOVE(last_features), MOVE(last_gram), MOVE(last_values);
+#undef MOVE
+    f->w.u = fwa_cpu_head_unit(f->w.plan, f->unit->head + index, f->unit->column, f->unit->columns);
+    f->width = (f->w.u.width + FWA_LANES - 1) / FWA_LANES * FWA_LANES;
+}
+
+/* The pairs of the head's tail, from the carry. */
+static void load_tail(const fused_work *f)
+{
+    const unit_work *w = &f->w;
+    const fwa_cpu_fused *s = f->f;
+    const int64_t tail = w->window - 1;
+    int64_t i;
+    for (i = 0; i < tail; i++)
+        memset(s->values + i * s->stride, 0, sizeof(float) * (size_t)s->stride);
+    for (i = w->first_pair < 0 ? w->first_pair : 0; i < 0; i++) {
+        load_raw_key(w, i, s->raw);
+        feature_row(w->p, f->dim, pad_row(f, s->raw), s->features + (f->base + i) * FEATURE_ROW);
+        load_value(w, i, s->values + (tail + i) * s->stride);
+        fused_products(f, f->base + i, f->base + i - f->first + 1, NULL);
+    }
+}
+
+/* The head's state and the pairs of its tail, from the carry. */
+static void begin_head(const fused_work *f)
+{
+    int64_t i;
+    for (i = 0; i < f->base; i++)
+        memset(f->f->features + i * FEATURE_ROW, 0, sizeof(float) * (size_t)f->dim);
+    load_tail(f);
+    load_states(f);
+#define LOAD(U)                                                                                    \
+    do {                                                                                           \
+        clear_pending(f, at, U);                                                                   \
+        predict_tail(f, GROUP, at, U);                                                             \
+    } while (0)
+    EACH_PANEL(f, LOAD);
+#undef LOAD
+    copy_rows(f, false);
+}
+
+static void store_block(const fused_work *f)
+{
+    const unit_work *w = &f->w;
+    const fwa_tensor *o = &f->args->o;
+    int64_t b;
+    if (w->p->normalizer)
+        store_outputs(w, o, f->start, f->tokens, f->output, f->output_stride);
+    for (b = 0; b < f->tokens && !w->p->normalizer && !f->direct_outputs; b++)
+        fwa_store_f32(o, fwa_at3(o, w->s->row, w->s->first + f->start + b, w->u.head) + w->u.column,
+                      w->u.columns, f->output + b * f->output_stride);
+}
