@@ -441,8 +441,8 @@ FWA_API void fwa_plan_destroy(fwa_plan *plan);
 FWA_API const char *fwa_plan_kernel_name(const fwa_plan *plan, fwa_pass pass);
 /* Bytes of workspace for calls up to this size: `batch` rows of `tokens` tokens holding `sequences`
  * sequences (sequences = batch without cu_seqlens; batch = 1 with it). Never falls when an argument
- * grows. 0: pass NULL. The backward's workspace holds the states at chunk boundaries when no saved
- * buffer is given: O(tokens / chunk) states. Errors: NULL, VALUE, SHAPE (negative or too large). */
+ * grows. 0: pass NULL. The backward's workspace has room for what the forward would have saved:
+ * O(tokens / chunk) states, and for some rules a row of values per token. Errors: NULL, VALUE, SHAPE (negative or too large). */
 FWA_API fwa_status fwa_plan_workspace_size(const fwa_plan *plan, fwa_pass pass, int64_t batch,
                                            int64_t tokens, int64_t sequences, size_t *size);
 /* Bytes of the optional buffer through which the forward spares the backward a pass. */

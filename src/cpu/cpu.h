@@ -6,7 +6,11 @@
  * The CPU backend
  * ===============
  *
- * A unit of work is one sequence, one value head and one block of value columns. It walks through
+ * Three kernels: the walk, described here, which computes everything; and what the chunked form
+ * takes instead where it can: the fused passes (fused_tmpl.h) forward, the adjoint (adjoint_tmpl.h)
+ * backward.
+ *
+ * A unit of the walk is one sequence, one value head and one block of value columns. It walks through
  * the sequence in chunks of C tokens. With J = C + B - 1 pairs (the chunk's own and the window's
  * tail), the state inside a chunk is kept as coefficients,
  *
@@ -14,9 +18,8 @@
  *
  * so that a token costs products with the Gram matrix X X^T and the scores Q X^T, and the D x V
  * state is touched only by the dense products X S_0, Q S_0 and X^T W, once per chunk. Decays are
- * products of the gammas themselves: nothing is exponentiated. The three forms are one algorithm
- * with another C: 1 (recurrent), a small constant (chunked), the whole sequence (masked). All six
- * rules are one loop.
+ * products of the gammas themselves: nothing is exponentiated. Forms are one algorithm with another C:
+ * 1 (recurrent), a small constant (chunked), the whole sequence (masked). All six rules are one loop.
  *
  * The kernels (kernel_tmpl.h) are compiled once per ISA; kernels.c chooses at run time.
  */
