@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 /* Value columns of a unit in the masked form, whose backward keeps T^2 of each. */
 #define MASKED_BLOCK 16
@@ -75,6 +76,20 @@ static int32_t greatest_block(const fwa_cpu_plan *plan)
     return plan->adjoint || p->normalizer || p->value_dim < block ? p->value_dim : block;
 }
 
+/* Panels of the state that the first cache holds besides the rows that a pass multiplies: two, where
+ * it is 48 KiB and D is 128, hide each other's waits. */
+static int32_t panels_together(const fwa_cpu_plan *plan)
+{
+    const long rows = 12 * 1024, usual = 32 * 1024, most = 2;
+    const long panel = (long)sizeof(float) * plan->kernels->panel * plan->problem.key_dim;
+    long cache = 0;
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+    cache = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+#endif
+    cache = ((cache > 0 ? cache : usual) - rows) / panel;
+    return (int32_t)(cache < 1 ? 1 : cache < most ? cache : most);
+}
+
 static fwa_status make_plan(void *device, const fwa_problem *problem, int32_t lanes, void **result,
                             fwa_message *message)
 {
@@ -96,6 +111,7 @@ static fwa_status make_plan(void *device, const fwa_problem *problem, int32_t la
     plan->adjoint = plan->fused && problem->window == 1 && !problem->normalizer &&
                     problem->dynamics == FWA_DYNAMICS_PER_HEAD;
     plan->block = greatest_block(plan);
+    plan->together = panels_together(plan);
     plan->blocks = (problem->value_dim + plan->block - 1) / plan->block;
     for (pass = 0; pass < 2; pass++) {
         char length[24] = "";

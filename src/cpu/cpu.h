@@ -40,13 +40,14 @@ typedef struct fwa_cpu_plan {
     fwa_problem problem;
     const struct fwa_cpu_kernels *kernels;
     int32_t lanes;
-    int32_t form;    /* resolved: never AUTO */
-    int64_t chunk;   /* tokens per chunk; 0: the whole sequence */
-    int64_t segment; /* tokens between two states that the backward keeps; 0: the whole sequence */
-    int32_t block;   /* value columns per unit */
-    int32_t blocks;  /* units per value head */
-    bool fused;      /* the forward is fused_tmpl.h's */
-    bool adjoint;    /* the backward is adjoint_tmpl.h's */
+    int32_t form;     /* resolved: never AUTO */
+    int64_t chunk;    /* tokens per chunk; 0: the whole sequence */
+    int64_t segment;  /* tokens between two states that the backward keeps; 0: the whole sequence */
+    int32_t block;    /* value columns per unit */
+    int32_t blocks;   /* units per value head */
+    int32_t together; /* panels that take turns in a pass: what the first cache holds */
+    bool fused;       /* the forward is fused_tmpl.h's */
+    bool adjoint;     /* the backward is adjoint_tmpl.h's */
     char name[2][96];
 } fwa_cpu_plan;
 

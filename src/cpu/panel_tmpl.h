@@ -6,6 +6,8 @@
 #define QUERY       (FEATURE_ROW / 2) /* where a row's query begins */
 #define SMALL_SCALE 0x1p-10F          /* below this, g is folded into S' */
 #define FOR_U       for (int u = 0; u < U; u++)
+/* 1 where a pass's pairs, sums, two rows and two factors fit into the registers */
+#define ROW_AHEAD ((3 * GROUP + 2) * PANEL_VECTORS + 2 <= REGISTERS)
 
 /* One row of features, padded with zeros: x = phi(norm(raw)). */
 static void feature_row(const fwa_problem *p, int64_t dim, const float *raw, float *x)
@@ -191,38 +193,62 @@ INLINE void fetch(fetcher *a)
 
 /* ---- Products of a panel with rows of features, FEATURE_ROW apart ---- */
 
+/* What the row of the state adds to the products with the group's j-th key and query. */
+INLINE void pass_products(const int U, const bool keys, int j, const float *key,
+                          const panel_row *row, panel_row *key_sum, panel_row *query_sum)
+{
+    const float *feature = key + j * FEATURE_ROW;
+    if (keys)
+        row_add(&key_sum[j], feature[0], row, U);
+    row_add(&query_sum[j], feature[QUERY], row, U);
+}
+
 /* S = keep S + sum_j x_j w_j^T for GROUP pairs from `x` on; sums = S^T x for the GROUP keys at
- * `key`, and behind them S^T q for their queries. */
+ * `key`, and behind them S^T q for their queries. A row waits for its pairs one by one: with
+ * registers enough it is formed while the products of the row before it are. */
 INLINE void pass_rows(const int U, const bool keys, const bool scaled, int64_t dim, float *s,
                       const float *x, const float *complete, int64_t stride, const float *keep,
                       const float *key, float *sums, fetcher *ahead)
 {
     panel_row pair[GROUP], key_sum[GROUP] = {{{{0}}}}, query_sum[GROUP] = {{{{0}}}},
-                           factor = {{{0}}};
+                           factor = {{{0}}}, row = {{{0}}};
     fetcher next = *ahead; /* nothing else points to it: it stays in registers */
+    const int64_t last = dim - ROW_AHEAD;
     int64_t d = 0;
     UNROLL for (int j = 0; j < GROUP; j++) pair[j] = row_load(complete + j * stride, U);
     if (scaled)
         factor = row_load(keep, U);
-    while (d < dim) {
-        int64_t until = d + 4 < dim ? d + 4 : dim;
+    if (ROW_AHEAD) {
+        row = row_load(s, U);
+        if (scaled)
+            row_scale(&row, &factor, U);
+        UNROLL for (int j = 0; j < GROUP; j++) row_add(&row, x[j * FEATURE_ROW], &pair[j], U);
+        row_store(s, &row, U);
+        s += U * FWA_LANES;
+    }
+    while (d < last) {
+        int64_t until = d + 4 < last ? d + 4 : last;
         fetch(&next);
         for (; d < until; d++, s += U * FWA_LANES) {
-            panel_row row = row_load(s, U);
+            panel_row fresh = row_load(s, U);
             if (scaled)
-                row_scale(&row, &factor, U);
-            UNROLL for (int j = 0; j < GROUP; j++)
-                row_add(&row, x[d + j * FEATURE_ROW], &pair[j], U);
-            row_store(s, &row, U);
+                row_scale(&fresh, &factor, U);
             UNROLL for (int j = 0; j < GROUP; j++)
             {
-                const float *feature = key + d + j * FEATURE_ROW;
-                if (keys)
-                    row_add(&key_sum[j], feature[0], &row, U);
-                row_add(&query_sum[j], feature[QUERY], &row, U);
+                row_add(&fresh, x[d + ROW_AHEAD + j * FEATURE_ROW], &pair[j], U);
+                if (ROW_AHEAD) {
+                    FOR_U PIN(fresh.v[u]); /* in this order */
+                    pass_products(U, keys, j, key + d, &row, key_sum, query_sum);
+                }
             }
+            row_store(s, &fresh, U);
+            row = fresh;
+            UNROLL for (int j = 0; !ROW_AHEAD && j < GROUP; j++)
+                pass_products(U, keys, j, key + d, &row, key_sum, query_sum);
         }
     }
+    UNROLL for (int j = 0; ROW_AHEAD && j < GROUP; j++)
+        pass_products(U, keys, j, key + d, &row, key_sum, query_sum);
     ahead->row = next.row;
     ahead->line = next.line;
     UNROLL for (int j = 0; j < GROUP; j++)

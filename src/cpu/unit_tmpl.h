@@ -112,62 +112,81 @@ OUTLINE void commit_panel(const fused_work *f, const group_work *g, int64_t due,
     }
 }
 
-/* ---- A block of one panel ---- */
+/* ---- A block's panels ---- */
 
-INLINE void run_panel(const fused_work *f, int64_t at, const int U, const bool keys, fetcher *ahead,
-                      int64_t share, int64_t shares, bool keep)
+/* A group's pass over a panel, and the walk behind it. */
+INLINE void run_group(const fused_work *f, const group_work *g, const float *factors, const int U,
+                      const bool keys, fetcher *ahead)
 {
     const fwa_cpu_fused *s = f->f;
-    const int64_t dim = f->w.p->key_dim, commit = f->w.s->commit;
+    const int64_t dim = f->w.p->key_dim, commit = f->w.s->commit, at = g->at;
+    const int64_t due = commit - f->start - g->b;
+    const float *x = s->features + g->b * FEATURE_ROW;
+    const float *key = s->features + (f->base + g->b) * FEATURE_ROW;
     float *state = s->state + at * dim;
-    group_work g = {.at = at};
-    int64_t n = 0;
+    if (s->fold[at / FWA_LANES]) {
+        pass_rows(U, keys, true, dim, state, x, s->complete + at, s->stride, s->keep + at, key,
+                  s->sums, ahead);
+    } else {
+        pass_rows(U, keys, false, dim, state, x, s->complete + at, s->stride, NULL, key, s->sums,
+                  ahead);
+    }
+    if (f->args && due > 0 && due <= g->tokens && commit < f->w.s->length)
+        commit_panel(f, g, due, U);
+    if (has_factors(f, g->b, g->low)) {
+        walk_group_factors(f, g, factors, keys, U);
+    } else {
+        const panel_row decay = walk(f, g, g->tokens, U);
+        finish_group(f, g, &decay, U);
+    }
+}
+
+/* The block at hand, `count` panels from column `first` on. Each pass brings `share` of the rows
+ * that come next. Panels take turns: while one's walk waits for the last sums of its pass, the next
+ * one's pass begins. */
+INLINE void run_panels(const fused_work *f, int64_t first, int64_t count, const int U,
+                       const bool keys, fetcher *ahead, int64_t share, bool keep)
+{
+    const int64_t end = first + count * PANEL;
+    group_work g = {0};
+    int64_t at, n = 0;
     for (g.b = 0; g.b < f->tokens; g.b += g.tokens, n++) {
-        const float *x = s->features + g.b * FEATURE_ROW;
-        const float *key = s->features + (f->base + g.b) * FEATURE_ROW;
-        const int64_t due = commit - f->start - g.b;
-        const int64_t limit = ahead->rows * (share * f->tokens + g.b + GROUP) /
-                              (shares * f->tokens);
-        ahead->limit = limit;
         g.tokens = group_tokens(f, g.b);
         g.row = GROUP + g.b;
         g.low = f->first > g.row ? f->first - g.row : 0;
-        if (s->fold[at / FWA_LANES]) {
-            pass_rows(U, keys, true, dim, state, x, s->complete + at, s->stride, s->keep + at, key,
-                      s->sums, ahead);
-        } else {
-            pass_rows(U, keys, false, dim, state, x, s->complete + at, s->stride, NULL, key,
-                      s->sums, ahead);
-        }
-        if (f->args && due > 0 && due <= g.tokens && commit < f->w.s->length)
-            commit_panel(f, &g, due, U);
-        if (has_factors(f, g.b, g.low)) {
-            walk_group_factors(f, &g, s->factors + n * GROUP_FACTORS, keys, U);
-        } else {
-            const panel_row decay = walk(f, &g, g.tokens, U);
-            finish_group(f, &g, &decay, U);
+        for (g.at = first; g.at < end; g.at += PANEL) {
+            ahead->limit = ahead->limit + share < ahead->rows ? ahead->limit + share : ahead->rows;
+            run_group(f, &g, f->f->factors + n * GROUP_FACTORS, U, keys, ahead);
         }
     }
-    if (f->last || keep || f->w.window > 1)
-        settle(f, at, U);
-    if (f->args && f->last && commit == f->w.s->length)
-        store_panel(f, at, state, U);
+    for (at = first; at < end; at += PANEL) {
+        if (f->last || keep || f->w.window > 1)
+            settle(f, at, U);
+        if (f->args && f->last && f->w.s->commit == f->w.s->length)
+            store_panel(f, at, f->f->state + at * f->w.p->key_dim, U);
+    }
 }
 
 /* The block at hand, all panels. */
 static void run_block(const fused_work *f, fetcher *ahead, bool keep)
 {
-    const int64_t panels = (f->width + PANEL - 1) / PANEL;
-#define RUN(U, keys) run_panel(f, at, U, keys, ahead, at / PANEL, panels, keep)
-#define RUN_RULE(U)                                                                                \
+    const int64_t whole = f->width / PANEL, together = f->w.plan->together;
+    const int64_t passes = (f->tokens + GROUP - 1) / GROUP * ((f->width + PANEL - 1) / PANEL);
+    const int64_t share = (ahead->rows + passes - 1) / passes;
+    int64_t at, count;
+#define RUN(U, count)                                                                              \
     do {                                                                                           \
         if (f->w.regression)                                                                       \
-            RUN(U, true);                                                                          \
+            run_panels(f, at, count, U, true, ahead, share, keep);                                 \
         else                                                                                       \
-            RUN(U, false);                                                                         \
+            run_panels(f, at, count, U, false, ahead, share, keep);                                \
     } while (0)
-    EACH_PANEL(f, RUN_RULE);
-#undef RUN_RULE
+    for (at = 0; at < whole * PANEL; at += count * PANEL) {
+        count = whole - at / PANEL < together ? whole - at / PANEL : together;
+        RUN(PANEL_VECTORS, count);
+    }
+    for (; at < f->width; at += FWA_LANES)
+        RUN(1, 1);
 #undef RUN
 }
 

@@ -19,11 +19,13 @@
 #define PIN(value) (void)0
 #endif
 
-/* What a product's tile has of rows and vectors: its sums stay in registers. */
+/* Of vectors. And what a product's tile has of rows and vectors: its sums stay in registers. */
 #if defined(__AVX512F__) || defined(__aarch64__)
+#define REGISTERS    32
 #define TILE_VECTORS 4
 #define TILE_INNER   4
 #else
+#define REGISTERS    16
 #define TILE_VECTORS 2
 #define TILE_INNER   2
 #endif
