@@ -110,6 +110,8 @@ static fwa_status make_plan(void *device, const fwa_problem *problem, int32_t la
     plan->fused = plan->form == FWA_FORM_CHUNKED;
     plan->adjoint = plan->fused && problem->window == 1 && !problem->normalizer &&
                     problem->dynamics == FWA_DYNAMICS_PER_HEAD;
+    plan->own_keys = plan->adjoint && problem->heads_key == problem->heads_value;
+    plan->own_queries = plan->adjoint && problem->heads_query == problem->heads_value;
     plan->block = greatest_block(plan);
     plan->together = panels_together(plan);
     plan->blocks = (problem->value_dim + plan->block - 1) / plan->block;
@@ -196,12 +198,13 @@ static size_t place_partials(const fwa_cpu_plan *plan, const fwa_extent *extent,
     size_t sizes[4], total = 0, i;
     parts->tokens = extent->batch * extent->tokens;
     parts->sequences = extent->sequences;
-    parts->rows = parts->tokens + extent->sequences * (p->window - 1);
+    parts->rows = plan->own_keys ? extent->sequences
+                                 : parts->tokens + extent->sequences * (p->window - 1);
     parts->segments = fwa_cpu_segments(plan, extent);
     sizes[0] = floats(units, parts->rows, stride, 1);
-    sizes[1] = floats(units, parts->tokens, stride, 1);
-    sizes[2] = floats(units, parts->tokens, 3, 1);
-    sizes[3] = floats(units, parts->sequences, stride, 1);
+    sizes[1] = plan->own_queries ? 0 : floats(units, parts->tokens, stride, 1);
+    sizes[2] = plan->adjoint ? 0 : floats(units, parts->tokens, 3, 1);
+    sizes[3] = plan->adjoint ? 0 : floats(units, parts->sequences, stride, 1);
     for (i = 0; i < 4; i++) {
         *places[i] = base ? (float *)(void *)(base + total) : NULL;
         total = add_sizes(total, sizes[i]);
@@ -256,9 +259,24 @@ typedef struct {
     fwa_cpu_partials parts;
     int64_t units;         /* of a sequence */
     int64_t states;        /* units of a sequence in a pass that forms the states */
+    int64_t together;      /* heads of an adjoint's unit */
     int64_t heads, splits; /* of fused units: heads of each; units that share a head */
     int32_t columns;       /* value columns of each */
 } call_work;
+
+/* How many heads, `most` at most, a unit takes so that no lane is idle for long. */
+static int64_t heads_together(const fwa_cpu_plan *plan, int64_t sequences, int64_t most)
+{
+    const int64_t all = plan->problem.heads_value, lanes = plan->lanes;
+    int64_t heads = most;
+    for (; heads > 1; heads--) {
+        int64_t units = sequences * ((all + heads - 1) / heads);
+        int64_t turns = (units + lanes - 1) / lanes * heads; /* heads, one after the other */
+        if (20 * turns <= 21 * ((sequences * all + lanes - 1) / lanes))
+            break;
+    }
+    return heads;
+}
 
 /* How a fused call is cut into units: several heads, where that leaves no lane idle; all of a
  * head's value columns, so that its keys are worked on once, but fewer where lanes would be idle.
@@ -275,12 +293,7 @@ static void cut_fused(call_work *work, int64_t sequences)
         split++;
     work->columns = (int32_t)((panels + split - 1) / split) * panel;
     work->splits = (p->value_dim + work->columns - 1) / work->columns;
-    for (heads = work->splits > 1 ? 1 : heads; heads > 1; heads--) {
-        int64_t units = sequences * ((p->heads_value + heads - 1) / heads);
-        int64_t turns = (units + lanes - 1) / lanes * heads; /* heads, one after the other */
-        if (20 * turns <= 21 * ((total + lanes - 1) / lanes))
-            break;
-    }
+    heads = heads_together(plan, sequences, work->splits > 1 ? 1 : heads);
     work->heads = heads;
     work->states = (p->heads_value + heads - 1) / heads * work->splits;
 }
@@ -294,6 +307,10 @@ static call_work begin(const fwa_cpu_plan *plan, const fwa_call *call, bool back
     work.states = work.units = (int64_t)p->heads_value * plan->blocks;
     if (plan->fused)
         cut_fused(&work, call->extent.sequences);
+    if (backward && plan->adjoint) {
+        work.together = heads_together(plan, call->extent.sequences, fwa_cpu_adjoint_heads(plan));
+        work.units = (p->heads_value + work.together - 1) / work.together;
+    }
     return work;
 }
 
@@ -368,9 +385,13 @@ static void backward_unit(void *data, int64_t index, int64_t lane)
     const fwa_cpu_plan *plan = work->plan;
     fwa_sequence s = fwa_sequence_get(&work->in, index / work->units);
     if (plan->adjoint) {
+        const int64_t head = index % work->units * work->together;
+        const int64_t left = plan->problem.heads_value - head;
         fwa_cpu_adjoint adjoint;
         fwa_cpu_adjoint_layout(plan, work->scratch + (size_t)lane * work->lane_size, &adjoint);
-        plan->kernels->adjoint(plan, work->call, &s, index % work->units, &adjoint, &work->parts);
+        plan->kernels->adjoint(plan, work->call, &s, head,
+                               left < work->together ? left : work->together, &adjoint,
+                               &work->parts);
     } else {
         fwa_cpu_chunk chunk = lane_chunk(work, lane);
         plan->kernels->backward(plan, work->call, &s, index % work->units, &chunk, &work->parts);

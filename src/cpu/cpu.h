@@ -48,6 +48,7 @@ typedef struct fwa_cpu_plan {
     int32_t together; /* panels that take turns in a pass: what the first cache holds */
     bool fused;       /* the forward is fused_tmpl.h's */
     bool adjoint;     /* the backward is adjoint_tmpl.h's */
+    bool own_keys, own_queries; /* and writes these gradients itself: no two heads share them */
     char name[2][96];
 } fwa_cpu_plan;
 
@@ -55,10 +56,11 @@ typedef struct fwa_cpu_plan {
  * have the unit as their first axis. Rows of `x` are a sequence's B - 1 tail pairs and then its
  * tokens. */
 typedef struct fwa_cpu_partials {
-    float *x;      /* [units, tokens + sequences * (B - 1), dim_stride] */
-    float *q;      /* [units, tokens, dim_stride] */
-    float *gates;  /* [units, tokens, 3]: beta (per head), lambda, log_gate */
-    float *norm;   /* [units, sequences, dim_stride] */
+    float *x;     /* [units, rows, dim_stride]: tokens + sequences * (B - 1); with own_keys only the
+                      first pair of each sequence */
+    float *q;     /* [units, tokens, dim_stride]; none with own_queries */
+    float *gates; /* [units, tokens, 3]: beta (per head), lambda, log_gate; the adjoint has none */
+    float *norm;  /* [units, sequences, dim_stride] */
     float *states; /* [Hv, segments, D, kept stride]: the caller's saved buffer, or the workspace */
     float *residuals; /* [Hv, tokens, V padded to 16]: v - S^T x; NULL: not kept. Behind `states` */
     int64_t rows, tokens, sequences, segments;
@@ -133,20 +135,24 @@ typedef struct fwa_cpu_fused {
 /* Tokens of a chunk of the adjoint. */
 #define FWA_CPU_ADJOINT_CHUNK 16
 
-/* One lane's scratch for the adjoint (adjoint_tmpl.h); C is its chunk. */
+/* One lane's scratch for the adjoint (adjoint_tmpl.h); C is its chunk. Rows of states and features
+ * are further apart than they are long: columns of them would share lines of a cache. */
 typedef struct fwa_cpu_adjoint {
-    int64_t dim_stride, width_stride; /* floats between rows of features, of value columns */
-    float *starts;       /* [chunks of a segment + 1, V, dim_stride]: states, transposed */
-    float *grad;         /* [V, dim_stride]: the state's gradient, transposed */
-    float *features;     /* [segment, key and query] */
-    float *values;       /* [segment, width_stride]: the inner product's residuals */
-    float *rows;         /* [2 C, width_stride]: H_0, dO_0, H_1, ... */
-    float *scaled;       /* [2 C, width_stride]: multiples of those */
-    float *written_grad; /* [C, width_stride]: X dS */
-    float *by_state;     /* [2 C, dim_stride]: H_0 S^T, dO_0 S^T, ... */
-    float *by_grad;      /* [C, dim_stride]: R dS^T */
-    float *keep, *ones;  /* one row */
-    float *raw;          /* [256] */
+    int64_t dim_stride, width_stride;     /* floats between rows of D and V */
+    int64_t state_stride, feature_stride; /* and between those of states and features */
+    float *starts;   /* [chunks of a segment, V, state_stride]: states, transposed */
+    float *grads;    /* [heads of a unit, V, state_stride]: the states' gradients, transposed */
+    float *features; /* [segment, key and query, feature_stride] */
+    float *values;   /* [segment, width_stride]: the inner product's residuals */
+    float *rows;     /* [2 C, width_stride]: H_0, dO_0, H_1, ... */
+    float *scaled;   /* [2 C, width_stride]: multiples of those */
+    float *keys;     /* [D, C]: X, transposed */
+    float *written;  /* [V, C]: X dS, transposed */
+    float *by_state; /* [2 C, D]: H_0 S^T, dO_0 S^T, ... */
+    float *by_grad;  /* [C, D]: R dS^T */
+    float *x_grad, *q_grad; /* [C, dim_stride] */
+    float *keep, *ones;     /* one row */
+    float *raw;             /* [256] */
 } fwa_cpu_adjoint;
 
 /* Heads [head, head + heads) and their value columns [column, column + columns). */
@@ -171,9 +177,10 @@ typedef struct fwa_cpu_kernels {
     void (*fused)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_carry *in,
                   const fwa_sequence *sequence, const fwa_cpu_fused_unit *unit,
                   const fwa_cpu_fused *scratch, const fwa_cpu_partials *kept);
-    /* The same backward, one head. */
+    /* The same backward, heads [head, head + heads). */
     void (*adjoint)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_sequence *sequence,
-                    int64_t unit, fwa_cpu_adjoint *scratch, const fwa_cpu_partials *partials);
+                    int64_t head, int64_t heads, fwa_cpu_adjoint *scratch,
+                    const fwa_cpu_partials *partials);
     /* One unit backward, into the partials and the outputs that it owns. */
     void (*backward)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_sequence *sequence,
                      int64_t unit, fwa_cpu_chunk *chunk, const fwa_cpu_partials *partials);
@@ -191,8 +198,9 @@ size_t fwa_cpu_chunk_layout(const fwa_cpu_plan *plan, int64_t tokens, bool backw
 
 size_t fwa_cpu_fused_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_fused *fused);
 size_t fwa_cpu_adjoint_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_adjoint *adjoint);
-/* Most heads of a unit: as many as have their states in a second-level cache. */
+/* Most heads of a unit: forward, as many as have their states in a second-level cache. */
 int32_t fwa_cpu_fused_heads(const fwa_cpu_plan *plan);
+int32_t fwa_cpu_adjoint_heads(const fwa_cpu_plan *plan);
 
 /* Where the kept states of sequence n begin on the segment axis, and how many segments a call has
  * at most. */
@@ -226,6 +234,22 @@ static inline float *fwa_cpu_residual(const fwa_problem *p, const fwa_cpu_partia
                                       int64_t head, int64_t token)
 {
     return parts->residuals + (head * parts->tokens + token) * fwa_cpu_residual_stride(p);
+}
+
+/* Where a unit leaves the gradient of the features of a pair and of a token's query. */
+static inline float *fwa_cpu_key_grad(const fwa_cpu_plan *plan, const fwa_cpu_partials *parts,
+                                      int64_t unit, const fwa_sequence *s, int64_t pair)
+{
+    const int64_t tail = plan->problem.window - 1, stride = (plan->problem.key_dim + 15) / 16 * 16;
+    const int64_t row = plan->own_keys ? s->index : s->before + (s->index + 1) * tail + pair;
+    return parts->x + (unit * parts->rows + row) * stride;
+}
+
+static inline float *fwa_cpu_query_grad(const fwa_cpu_plan *plan, const fwa_cpu_partials *parts,
+                                        int64_t unit, const fwa_sequence *s, int64_t token)
+{
+    const int64_t stride = (plan->problem.key_dim + 15) / 16 * 16;
+    return parts->q + (unit * parts->tokens + s->before + token) * stride;
 }
 
 /* Segments of a sequence begin at its first token and where the tokens seen are a multiple. */

@@ -25,18 +25,16 @@ static unit_range key_units(const finish_work *w, int64_t head, int32_t heads)
     return (unit_range){head * per_head, (head + 1) * per_head};
 }
 
-/* Sum over units of row `row` of a partial with `rows` rows of `stride`. */
-static void sum_partials(const float *partial, int64_t rows, int64_t row, int64_t stride,
-                         int64_t count, unit_range units, float *sum)
+/* Sum over units of rows that begin at `from`, `step` floats apart. */
+static void sum_partials(const float *from, int64_t step, int64_t count, unit_range units,
+                         float *sum)
 {
     int64_t unit, i;
     for (i = 0; i < count; i++)
         sum[i] = 0;
-    for (unit = units.first; unit < units.last; unit++) {
-        const float *from = partial + (unit * rows + row) * stride;
+    for (unit = units.first; unit < units.last; unit++, from += step)
         for (i = 0; i < count; i++)
             sum[i] += from[i];
-    }
 }
 
 /* to += the row of an optional tensor */
@@ -60,9 +58,9 @@ static void key_gradient(const finish_work *w, const fwa_sequence *s, int64_t he
     const fwa_tensor *tail = &w->args->carry_out_grad.tail_key;
     int64_t index = pair - (s->length - (p->window - 1)); /* in the tail handed on */
     float features[256];
-    sum_partials(w->parts->x, w->parts->rows,
-                 s->before + s->index * (p->window - 1) + p->window - 1 + pair, w->dim_stride,
-                 p->key_dim, key_units(w, head, p->heads_key), features);
+    const unit_range units = key_units(w, head, p->heads_key);
+    sum_partials(fwa_cpu_key_grad(w->plan, w->parts, units.first, s, pair),
+                 w->parts->rows * w->dim_stride, p->key_dim, units, features);
     fwa_feature_backward_f32(p, raw, features, grad);
     if (index >= 0 && fwa_present(tail))
         add_row(w, tail, fwa_at3(tail, s->index, index, head), grad);
@@ -75,8 +73,8 @@ static void finish_keys(const finish_work *w, const fwa_sequence *s, int64_t hea
     const fwa_tensor *last = &w->args->carry_out_grad.prev_key;
     const int64_t late = p->alignment == FWA_ALIGNMENT_NEXT_LATENT;
     float raw[256], grad[256];
-    int64_t t;
-    for (t = 0; fwa_present(out) && t < s->length; t++) {
+    int64_t t = w->plan->own_keys && !s->padded ? s->length - late : 0; /* others are written */
+    for (t = t > 0 ? t : 0; fwa_present(out) && t < s->length; t++) {
         memset(grad, 0, sizeof grad);
         if (!s->padded && t + late < s->length) { /* the last key of all writes nothing yet */
             fwa_load_f32(k, fwa_at3(k, s->row, s->first + t, head), p->key_dim, raw);
@@ -119,11 +117,15 @@ static void finish_queries(const finish_work *w, const fwa_sequence *s, int64_t 
 {
     const fwa_problem *p = w->p;
     const fwa_tensor *q = w->in.q, *out = &w->args->q_grad;
-    float raw[256], grad[256];
+    const unit_range units = key_units(w, head, p->heads_query);
+    float raw[256], grad[256] = {0};
     int64_t t;
+    if (w->plan->own_queries && !s->padded)
+        return;
     for (t = 0; fwa_present(out) && t < s->length; t++) {
-        sum_partials(w->parts->q, w->parts->tokens, s->before + t, w->dim_stride, p->key_dim,
-                     key_units(w, head, p->heads_query), grad);
+        if (!w->plan->own_queries)
+            sum_partials(fwa_cpu_query_grad(w->plan, w->parts, units.first, s, t),
+                         w->parts->tokens * w->dim_stride, p->key_dim, units, grad);
         if (!s->padded) {
             fwa_load_f32(q, fwa_at3(q, s->row, s->first + t, head), p->key_dim, raw);
             fwa_feature_backward_f32(p, raw, grad, grad);
@@ -143,15 +145,17 @@ static void finish_gates(const finish_work *w, const fwa_sequence *s, int64_t he
     float sums[256];
     int64_t t, i;
     for (t = 0; t < s->length; t++) {
-        sum_partials(w->parts->gates, w->parts->tokens, s->before + t, 3, 3, units, sums);
+        sum_partials(w->parts->gates + (units.first * w->parts->tokens + s->before + t) * 3,
+                     w->parts->tokens * 3, 3, units, sums);
         for (i = 0; i < 3; i++)
             if (outs[i] && fwa_present(outs[i]))
                 fwa_store_f32(outs[i], fwa_at3(outs[i], s->row, s->first + t, head), 1, sums + i);
     }
     if (fwa_present(&a->carry_in_grad.norm)) {
         const fwa_tensor *norm = &a->carry_in_grad.norm;
-        sum_partials(w->parts->norm, w->parts->sequences, s->index, w->dim_stride, p->key_dim,
-                     units, sums);
+        sum_partials(w->parts->norm +
+                         (units.first * w->parts->sequences + s->index) * w->dim_stride,
+                     w->parts->sequences * w->dim_stride, p->key_dim, units, sums);
         fwa_store_f32(norm, fwa_at2(norm, s->index, head), p->key_dim, sums);
     }
 }
@@ -181,7 +185,7 @@ static void finish(void *data, int64_t index, int64_t lane)
         finish_carry_keys(w, &s, task);
     } else if (task < p->heads_key + p->heads_query) {
         finish_queries(w, &s, task - p->heads_key);
-    } else {
+    } else if (!w->plan->adjoint) {
         finish_gates(w, &s, task - p->heads_key - p->heads_query);
     }
 }

@@ -147,19 +147,29 @@ size_t fwa_cpu_adjoint_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_adjo
     memset(f, 0, sizeof *f);
     f->dim_stride = dim;
     f->width_stride = width;
-    f->starts = take(&a, segment / chunk + 1, rows, dim);
-    f->grad = take(&a, rows, dim, 1);
-    f->features = take(&a, segment, FWA_CPU_FEATURE_ROW, 1);
+    f->state_stride = f->feature_stride = dim + 16;
+    f->starts = take(&a, segment / chunk, rows, f->state_stride);
+    f->grads = take(&a, fwa_cpu_adjoint_heads(plan), rows, f->state_stride);
+    f->features = take(&a, segment, f->feature_stride, 2);
     f->values = take(&a, p->objective == FWA_OBJECTIVE_REGRESSION ? 0 : segment, width, 1);
     f->rows = take(&a, 2 * chunk, width, 1);
     f->scaled = take(&a, 2 * chunk, width, 1);
-    f->written_grad = take(&a, chunk, width, 1);
+    f->keys = take(&a, dim, chunk, 1);
+    f->written = take(&a, width, chunk, 1);
     f->by_state = take(&a, 2 * chunk, dim, 1);
     f->by_grad = take(&a, chunk, dim, 1);
+    f->x_grad = take(&a, chunk, dim, 1);
+    f->q_grad = take(&a, chunk, dim, 1);
     f->keep = take(&a, dim, 1, 1);
     f->ones = take(&a, 1, FWA_COLUMNS_LIMIT, 1);
     f->raw = take(&a, 1, FWA_COLUMNS_LIMIT, 1);
     return a.size;
+}
+
+int32_t fwa_cpu_adjoint_heads(const fwa_cpu_plan *plan)
+{
+    const int32_t heads = plan->problem.heads_value;
+    return heads < FWA_CPU_FUSED_HEADS ? heads : FWA_CPU_FUSED_HEADS;
 }
 
 int32_t fwa_cpu_fused_heads(const fwa_cpu_plan *plan)

@@ -9,35 +9,75 @@
 /* 1 where a pass's pairs, sums, two rows and two factors fit into the registers */
 #define ROW_AHEAD ((3 * GROUP + 2) * PANEL_VECTORS + 2 <= REGISTERS)
 
+/* The root of the norm of a padded row; 1 without a norm. */
+INLINE float feature_root(const fwa_problem *p, int64_t dim, const float *raw)
+{
+    vec sum = splat(0);
+    float root;
+    if (p->qk_norm == FWA_NORM_NONE)
+        return 1;
+    for (int64_t d = 0; d < dim; d += FWA_LANES)
+        sum += load(raw + d) * load(raw + d);
+    root = sum_lanes(sum);
+    if (p->qk_norm == FWA_NORM_RMS)
+        root /= (float)p->key_dim;
+    return sqrtf(root + (float)p->norm_eps);
+}
+
+INLINE vec elu1(vec value)
+{
+    const vec low = choose(value < splat(-104), splat(-104), value);
+    return choose(value > splat(0), value + splat(1),
+                  exp_vector(choose(low > splat(0), splat(0), low)));
+}
+
 /* One row of features, padded with zeros: x = phi(norm(raw)). */
 static void feature_row(const fwa_problem *p, int64_t dim, const float *raw, float *x)
 {
-    vec inverse = splat(1);
+    const float root = feature_root(p, dim, raw);
+    const vec inverse = splat(root != 0 ? 1 / root : 0);
     int64_t d;
-    if (p->qk_norm != FWA_NORM_NONE) {
-        vec sum = splat(0);
-        float root;
-        for (d = 0; d < dim; d += FWA_LANES)
-            sum += load(raw + d) * load(raw + d);
-        root = sum_lanes(sum);
-        if (p->qk_norm == FWA_NORM_RMS)
-            root /= (float)p->key_dim;
-        root = sqrtf(root + (float)p->norm_eps);
-        inverse = splat(root != 0 ? 1 / root : 0);
-    }
     for (d = 0; d < dim; d += FWA_LANES) {
         vec value = load(raw + d) * inverse;
-        if (p->phi == FWA_FEATURE_MAP_RELU) {
+        if (p->phi == FWA_FEATURE_MAP_RELU)
             value = choose(value < splat(0), splat(0), value); /* a NaN stays */
-        } else if (p->phi == FWA_FEATURE_MAP_ELU1) {
-            const vec low = choose(value < splat(-104), splat(-104), value);
-            value = choose(value > splat(0), value + splat(1),
-                           exp_vector(choose(low > splat(0), splat(0), low)));
-        }
+        else if (p->phi == FWA_FEATURE_MAP_ELU1)
+            value = elu1(value);
         store(x + d, value);
     }
     for (d = p->key_dim; d < dim; d++)
         x[d] = 0;
+}
+
+/* The gradient of raw from that of x: du = (g - w <w, g> / m) / n with w = raw / n, m = 1 (l2) or D
+ * (rms). All rows are padded with zeros; raw is not looked at where x is raw. */
+static void feature_row_backward(const fwa_problem *p, int64_t dim, const float *raw,
+                                 const float *x_grad, float *raw_grad)
+{
+    const bool norm = p->qk_norm != FWA_NORM_NONE;
+    const float root = norm ? feature_root(p, dim, raw) : 1, inverse = root != 0 ? 1 / root : 0;
+    vec sum = splat(0);
+    float along;
+    int64_t d;
+    for (d = 0; d < dim; d += FWA_LANES) {
+        vec grad = load(x_grad + d);
+        if (p->phi != FWA_FEATURE_MAP_IDENTITY) {
+            const vec value = load(raw + d) * splat(inverse);
+            const vec below = p->phi == FWA_FEATURE_MAP_RELU ? splat(0) : grad * elu1(value);
+            grad = choose(value > splat(0), grad, below);
+        }
+        if (norm)
+            sum += load(raw + d) * grad;
+        store(raw_grad + d, grad);
+    }
+    if (!norm)
+        return;
+    along = sum_lanes(sum) * inverse;
+    if (p->qk_norm == FWA_NORM_RMS)
+        along /= (float)p->key_dim;
+    for (d = 0; d < dim; d += FWA_LANES)
+        store(raw_grad + d,
+              (load(raw_grad + d) - load(raw + d) * splat(inverse * along)) * splat(inverse));
 }
 
 typedef struct {
@@ -146,49 +186,29 @@ INLINE void row_scale(panel_row *row, const panel_row *by, const int U)
             run(1);                                                                                \
     } while (0)
 
-/* ---- Rows that are fetched ahead of their use ---- */
+/* Adds the rows that begin at `offset` of tensor t, `count` elements wide, a token apart. */
+static void fetch_more(fetcher *a, const fwa_tensor *t, int64_t offset, int64_t count)
+{
+    const int64_t size = t->dtype == FWA_DTYPE_F32 ? 4 : 2, i = a->tensors++;
+    a->at[i] = fwa_element(t, offset);
+    a->step[i] = t->shape[1] > 1 ? t->stride[1] * size : 0; /* one token: any stride */
+    a->lines[i] = (count * size + 63) / 64;
+}
 
-/* The rows of q, k, v and o of the head and block that come next. They are shared out over the
- * passes of this one: each brings some rows into the second cache, a line or two for every four
- * rows of the state. */
-typedef struct {
-    const char *at[4];        /* the first row in each tensor */
-    int64_t step[4];          /* bytes from row to row */
-    int64_t lines[4];         /* of a row */
-    int64_t rows;             /* of all four */
-    int64_t row, line, limit; /* the next; what the pass stops at */
-} fetcher;
-
-/* For `tokens` tokens from `start` on of value head `head`. */
+/* For `tokens` tokens from `start` on of value head `head`: q, k, v and o. They are shared out over
+ * the passes of a block, each of which fetches a line or two for every four rows of the state. */
 static fetcher fetcher_make(const fused_work *f, int64_t head, int64_t start, int64_t tokens)
 {
     const unit_work *w = &f->w;
     const fwa_cpu_unit u = fwa_cpu_head_unit(w->plan, head, f->unit->column, f->unit->columns);
-    const fwa_tensor *tensor[4] = {w->in.q, w->in.k, w->in.v, f->args ? &f->args->o : w->in.v};
-    const int64_t heads[4] = {u.query_head, u.key_head, u.head, u.head};
+    const fwa_tensor *v = w->in.v, *o = f->args ? &f->args->o : v;
+    const int64_t row = w->s->row, token = w->s->first + start;
     fetcher a = {.rows = 4 * tokens};
-    int i;
-    for (i = 0; i < 4; i++) {
-        const fwa_tensor *t = tensor[i];
-        const int64_t size = t->dtype == FWA_DTYPE_F32 ? 4 : 2;
-        a.at[i] = fwa_element(t, fwa_at3(t, w->s->row, w->s->first + start, heads[i]) +
-                                     (i > 1 ? u.column * t->stride[3] : 0));
-        a.step[i] = tokens > 1 ? t->stride[1] * size : 0; /* one token: any stride */
-        a.lines[i] = ((i > 1 ? u.columns : w->p->key_dim) * size + 63) / 64;
-    }
+    fetch_more(&a, w->in.q, fwa_at3(w->in.q, row, token, u.query_head), w->p->key_dim);
+    fetch_more(&a, w->in.k, fwa_at3(w->in.k, row, token, u.key_head), w->p->key_dim);
+    fetch_more(&a, v, fwa_at3(v, row, token, u.head) + u.column * v->stride[3], u.columns);
+    fetch_more(&a, o, fwa_at3(o, row, token, u.head) + u.column * o->stride[3], u.columns);
     return a;
-}
-
-INLINE void fetch(fetcher *a)
-{
-    const int64_t i = a->row & 3;
-    if (a->row >= a->limit)
-        return;
-    __builtin_prefetch(a->at[i] + (a->row >> 2) * a->step[i] + 64 * a->line, 0, 2);
-    if (++a->line >= a->lines[i]) {
-        a->line = 0;
-        a->row++;
-    }
 }
 
 /* ---- Products of a panel with rows of features, FEATURE_ROW apart ---- */
@@ -250,6 +270,8 @@ INLINE void pass_rows(const int U, const bool keys, const bool scaled, int64_t d
     UNROLL for (int j = 0; ROW_AHEAD && j < GROUP; j++)
         pass_products(U, keys, j, key + d, &row, key_sum, query_sum);
     ahead->row = next.row;
+    ahead->token = next.token;
+    ahead->tensor = next.tensor;
     ahead->line = next.line;
     UNROLL for (int j = 0; j < GROUP; j++)
     {

@@ -3,9 +3,10 @@
  * padded to multiples of 16 floats. The order of every sum is fixed by its own length: tiles and
  * remainders give the same bits. */
 
-#define STRIP  4 /* vectors that a strip of columns has at most */
-#define UNROLL _Pragma("GCC unroll 8")
-#define INLINE static inline __attribute__((always_inline))
+#define STRIP     4 /* vectors that a strip of columns has at most */
+#define UNROLL    _Pragma("GCC unroll 8")
+#define UNROLL_16 _Pragma("GCC unroll 16")
+#define INLINE    static inline __attribute__((always_inline))
 
 /* Keeps a value in a register: compilers would fold the load of a broadcast into each of its uses,
  * and then wait for loads. It also ends an expression: no product is fused into a later sum. */
@@ -120,6 +121,38 @@ INLINE void sum_lanes_of_four(const vec *v, float *sums)
 #undef HALVES
 }
 
+/* tile[i][j] becomes tile[j][i]: halves, quarters, ... of pairs of rows are exchanged. */
+#define EXCHANGE(distance, low, high)                                                              \
+    UNROLL_16 for (int i = 0; i < FWA_LANES; i++) if (!(i & (distance)))                           \
+    {                                                                                              \
+        const vec a = tile[i], b = tile[i + (distance)];                                           \
+        tile[i] = __builtin_shufflevector(a, b, LANES low);                                        \
+        tile[i + (distance)] = __builtin_shufflevector(a, b, LANES high);                          \
+    }
+
+INLINE void transpose_tile(vec *tile)
+{
+#define LANES(...) __VA_ARGS__
+#if FWA_LANES == 16
+    EXCHANGE(8, (0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+             (8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+    EXCHANGE(4, (0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+             (4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
+    EXCHANGE(2, (0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+             (2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
+    EXCHANGE(1, (0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+             (1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
+#elif FWA_LANES == 8
+    EXCHANGE(4, (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
+    EXCHANGE(2, (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15))
+    EXCHANGE(1, (0, 8, 2, 10, 4, 12, 6, 14), (1, 9, 3, 11, 5, 13, 7, 15))
+#else
+    EXCHANGE(2, (0, 1, 4, 5), (2, 3, 6, 7))
+    EXCHANGE(1, (0, 4, 2, 6), (1, 5, 3, 7))
+#endif
+#undef LANES
+}
+
 static float dot(const float *a, const float *b, int64_t n)
 {
     vec sum = splat(0);
@@ -129,54 +162,117 @@ static float dot(const float *a, const float *b, int64_t n)
     return sum_lanes(sum);
 }
 
+/* ---- Rows that are fetched ahead of their use ---- */
+
+#define FETCHED 8 /* tensors at most */
+
+/* Rows of several tensors, token by token, that are wanted in the second cache. */
+typedef struct {
+    const char *at[FETCHED];     /* the first row in each tensor */
+    int64_t step[FETCHED];       /* bytes from row to row */
+    int64_t lines[FETCHED];      /* of a row */
+    int64_t tensors, rows;       /* rows of all of them */
+    int64_t row, limit;          /* the next; the first that is not wanted yet */
+    int64_t token, tensor, line; /* where the next is */
+} fetcher;
+
+/* The next line. */
+INLINE void fetch(fetcher *a)
+{
+    if (a->row >= a->limit)
+        return;
+    __builtin_prefetch(a->at[a->tensor] + a->token * a->step[a->tensor] + 64 * a->line, 0, 2);
+    if (++a->line >= a->lines[a->tensor]) {
+        a->line = 0;
+        a->row++;
+        if (++a->tensor >= a->tensors) {
+            a->tensor = 0;
+            a->token++;
+        }
+    }
+}
+
+static void fetch_lines(fetcher *a, int count)
+{
+    while (count-- > 0)
+        fetch(a);
+}
+
 /* A (i, k) = a[i * row + k * column] for the products below. */
 typedef struct {
     const float *a;
     int64_t row, column;
 } operand;
 
-/* R rows x U vectors of C = keep * C + A B. */
-INLINE void product_tile(const int R, const int U, int64_t depth, operand a, const float *b,
-                         int64_t b_stride, float *c, int64_t c_stride, const float *keep)
+/* R rows x U vectors of C = keep * C + A B, where C is read at `from`. Of the R - 1 columns of A that come before the `depth`
+ * whole ones, row r has those from r on (`lead`); of those behind them, the first r (`tail`). */
+INLINE void product_tile(const int R, const int U, const bool lead, const bool tail, int64_t depth,
+                         operand a, const float *b, int64_t b_stride, const float *from, float *c,
+                         int64_t c_stride, const float *keep)
 {
-    vec sum[4][TILE_VECTORS];
+    vec sum[8][TILE_VECTORS], row[TILE_VECTORS];
     int64_t k;
+#define ADD_ROWS(from, to)                                                                         \
+    do {                                                                                           \
+        UNROLL for (int u = 0; u < U; u++) row[u] = load(b + u * FWA_LANES);                       \
+        UNROLL for (int r = from; r < to; r++)                                                     \
+        {                                                                                          \
+            vec factor = splat(a.a[r * a.row]);                                                    \
+            PIN(factor);                                                                           \
+            UNROLL for (int u = 0; u < U; u++) sum[r][u] += factor * row[u];                       \
+        }                                                                                          \
+        b += b_stride;                                                                             \
+        a.a += a.column;                                                                           \
+    } while (0)
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int u = 0; u < U; u++)
-        sum[r][u] = keep ? load(keep + u * FWA_LANES) * load(c + r * c_stride + u * FWA_LANES)
+        sum[r][u] = keep ? load(keep + u * FWA_LANES) * load(from + r * c_stride + u * FWA_LANES)
                          : splat(0);
-    for (k = 0; k < depth; k++, b += b_stride, a.a += a.column) {
-        vec row[TILE_VECTORS];
-        UNROLL for (int u = 0; u < U; u++) row[u] = load(b + u * FWA_LANES);
-        UNROLL for (int r = 0; r < R; r++)
-        {
-            vec factor = splat(a.a[r * a.row]);
-            PIN(factor);
-            UNROLL for (int u = 0; u < U; u++) sum[r][u] += factor * row[u];
-        }
-    }
+    UNROLL for (int i = 1; lead && i < R; i++) ADD_ROWS(0, i);
+    for (k = 0; k < depth; k++)
+        ADD_ROWS(0, R);
+    UNROLL for (int i = 1; tail && i < R; i++) ADD_ROWS(i, R);
+#undef ADD_ROWS
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int u = 0; u < U; u++)
         store(c + r * c_stride + u * FWA_LANES, sum[r][u]);
 }
 
+/* Calls run(U, column) for all columns of a product, in strips of as many vectors as a tile has. */
+#define EACH_STRIP(width, run)                                                                     \
+    do {                                                                                           \
+        int64_t column = 0;                                                                        \
+        for (; column + TILE_VECTORS * FWA_LANES <= (width); column += TILE_VECTORS * FWA_LANES)   \
+            run(TILE_VECTORS, column);                                                             \
+        for (; column < (width); column += FWA_LANES)                                              \
+            run(1, column);                                                                        \
+    } while (0)
+
+/* A single vector takes more rows: a sum waits for itself. */
 INLINE void product_columns(const int U, int64_t rows, int64_t depth, operand a, const float *b,
-                            int64_t b_stride, float *c, int64_t c_stride, const float *keep)
+                            int64_t b_stride, const float *from, float *c, int64_t c_stride,
+                            const float *keep, fetcher *ahead)
 {
-    for (; rows >= 4; rows -= 4, a.a += 4 * a.row, c += 4 * c_stride)
-        product_tile(4, U, depth, a, b, b_stride, c, c_stride, keep);
-    for (; rows > 0; rows--, a.a += a.row, c += c_stride)
-        product_tile(1, U, depth, a, b, b_stride, c, c_stride, keep);
+#define RUN(R)                                                                                     \
+    for (; rows >= R; rows -= R, a.a += R * a.row, from += R * c_stride, c += R * c_stride) {      \
+        if (ahead)                                                                                 \
+            fetch_lines(ahead, R *U / 2);                                                          \
+        product_tile(R, U, false, false, depth, a, b, b_stride, from, c, c_stride, keep);          \
+    }
+    if (U == 1)
+        RUN(8)
+    RUN(4)
+    RUN(1)
+#undef RUN
 }
 
 INLINE void product_all(int64_t rows, int64_t width, int64_t depth, operand a, const float *b,
-                        int64_t b_stride, float *c, int64_t c_stride, const float *keep)
+                        int64_t b_stride, const float *from, float *c, int64_t c_stride,
+                        const float *keep, fetcher *ahead)
 {
-    int64_t at = 0;
-    for (; at + TILE_VECTORS * FWA_LANES <= width; at += TILE_VECTORS * FWA_LANES)
-        product_columns(TILE_VECTORS, rows, depth, a, b + at, b_stride, c + at, c_stride,
-                        keep ? keep + at : NULL);
-    for (; at < width; at += FWA_LANES)
-        product_columns(1, rows, depth, a, b + at, b_stride, c + at, c_stride,
-                        keep ? keep + at : NULL);
+#define RUN(U, at)                                                                                 \
+    product_columns(U, rows, depth, a, b + at, b_stride, from + at, c + at, c_stride,              \
+                    keep ? keep + at : NULL, ahead)
+    EACH_STRIP(width, RUN);
+#undef RUN
 }
 
 /* C [rows, width] = A [rows, depth] B [depth, width], plus C times keep [width] where that is
@@ -185,9 +281,20 @@ static void product(int64_t rows, int64_t width, int64_t depth, operand a, const
                     int64_t b_stride, float *c, int64_t c_stride, const float *keep)
 {
     if (keep)
-        product_all(rows, width, depth, a, b, b_stride, c, c_stride, keep);
+        product_all(rows, width, depth, a, b, b_stride, c, c, c_stride, keep, NULL);
     else
-        product_all(rows, width, depth, a, b, b_stride, c, c_stride, NULL);
+        product_all(rows, width, depth, a, b, b_stride, c, c, c_stride, NULL, NULL);
+}
+
+/* The same, where what is kept is `from`'s. Some lines are fetched with each tile. */
+static void product_ahead(int64_t rows, int64_t width, int64_t depth, operand a, const float *b,
+                          int64_t b_stride, const float *from, float *c, int64_t c_stride,
+                          const float *keep, fetcher *ahead)
+{
+    if (keep)
+        product_all(rows, width, depth, a, b, b_stride, from, c, c_stride, keep, ahead);
+    else
+        product_all(rows, width, depth, a, b, b_stride, c, c, c_stride, NULL, ahead);
 }
 
 /* C += A B for a trapezoid A: row r has first + r columns. Neither what A holds beyond them nor the
@@ -195,17 +302,16 @@ static void product(int64_t rows, int64_t width, int64_t depth, operand a, const
 static void product_below(int64_t rows, int64_t width, int64_t first, operand a, const float *b,
                           int64_t b_stride, float *c, int64_t c_stride, const float *ones)
 {
-    int64_t row, i;
-    for (row = 0; row < rows; row += 4) {
-        int64_t some = rows - row < 4 ? rows - row : 4, depth = first + row;
-        operand block = {a.a + row * a.row, a.row, a.column};
-        product(some, width, depth, block, b, b_stride, c + row * c_stride, c_stride, ones);
-        for (i = 1; i < some; i++) {
-            operand rest = {block.a + i * a.row + depth * a.column, a.row, a.column};
-            product(1, width, i, rest, b + depth * b_stride, b_stride, c + (row + i) * c_stride,
-                    c_stride, ones);
-        }
+    int64_t row = 0;
+    for (; row + 4 <= rows; row += 4, a.a += 4 * a.row, c += 4 * c_stride) {
+#define RUN(U, at)                                                                                 \
+    product_tile(4, U, false, true, first + row, a, b + at, b_stride, c + at, c + at, c_stride,    \
+                 ones + at)
+        EACH_STRIP(width, RUN);
+#undef RUN
     }
+    for (; row < rows; row++, a.a += a.row, c += c_stride)
+        product(1, width, first + row, a, b, b_stride, c, c_stride, ones);
 }
 
 /* C += A^T B for the same A [depth rows]: row r of C has what row r of A^T begins with at column
@@ -214,19 +320,26 @@ static void product_below_transposed(int64_t rows, int64_t width, int64_t depth,
                                      operand a, const float *b, int64_t b_stride, float *c,
                                      int64_t c_stride, const float *ones)
 {
-    int64_t row, i;
-    for (row = 0; row < rows; row += 4) {
-        int64_t some = rows - row < 4 ? rows - row : 4;
-        int64_t all = row + some - first > 0 ? row + some - first : 0; /* from here on, all rows */
-        operand block = {a.a + row * a.column + all * a.row, a.column, a.row};
-        for (i = 0; i < some; i++) {
-            int64_t from = row + i + 1 - first > 0 ? row + i + 1 - first : 0;
-            operand part = {a.a + (row + i) * a.column + from * a.row, a.column, a.row};
-            product(1, width, all - from, part, b + from * b_stride, b_stride,
-                    c + (row + i) * c_stride, c_stride, ones);
+    const operand turned = {a.a, a.column, a.row};
+    int64_t row = 0;
+    while (row < rows) {
+        const int64_t from = row + 1 - first;
+        const int64_t begin = from > 0 ? from : 0;
+        const operand part = {turned.a + row * turned.row + begin * turned.column, turned.row,
+                              turned.column};
+        const float *rest = b + begin * b_stride;
+        float *to = c + row * c_stride;
+        if (from >= 0 && row + 4 <= rows && from + 3 <= depth) {
+#define RUN(U, at)                                                                                 \
+    product_tile(4, U, true, false, depth - from - 3, part, rest + at, b_stride, to + at, to + at, \
+                 c_stride, ones + at)
+            EACH_STRIP(width, RUN);
+#undef RUN
+            row += 4;
+        } else {
+            product(1, width, depth - begin, part, rest, b_stride, to, c_stride, ones);
+            row++;
         }
-        product(some, width, depth - all, block, b + all * b_stride, b_stride, c + row * c_stride,
-                c_stride, ones);
     }
 }
 
