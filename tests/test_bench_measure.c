@@ -22,7 +22,8 @@ static void begin(fixture *f)
     f->setup.context = context_of("cpu", 2);
     f->setup.reference = context_of("reference", 2);
     f->setup.seconds = 0.01;
-    cr_assert_eq(bench_meter_begin(&f->meter, 2, &message), 0, "%s", message.text);
+    cr_assert_eq(bench_meter_begin(&f->meter, f->setup.reference, 2, &message), 0, "%s",
+                 message.text);
     f->setup.meter = &f->meter;
 }
 

@@ -155,20 +155,23 @@ static int64_t half_cache(int level)
     return floats / BENCH_LOOP_STEP * BENCH_LOOP_STEP;
 }
 
-int bench_meter_begin(bench_meter *meter, int threads, bench_message *message)
+int bench_meter_begin(bench_meter *meter, struct fwa_context *host, int threads,
+                      bench_message *message)
 {
     const int64_t bytes = bench_machine_beyond_cache(threads);
+    void *memory;
     memset(meter, 0, sizeof *meter);
     meter->threads = threads;
     meter->limits[IN_L1] = half_cache(1);
     meter->limits[IN_L2] = half_cache(2);
     meter->limits[IN_MEMORY] = INT64_MAX;
     meter->floats = bytes / (int64_t)sizeof(float) / BENCH_LOOP_STEP * BENCH_LOOP_STEP;
-    meter->memory = aligned_alloc(64, (size_t)meter->floats * sizeof(float));
-    if (meter->memory == NULL)
+    meter->host = host;
+    if (fwa_memory_allocate(host, (size_t)meter->floats * sizeof(float), &memory) != FWA_OK)
         return bench_fail(message, "no memory for %lld MiB of numbers, whose bandwidth is the peak",
                           (long long)(bytes >> 20));
-        /* Each page is first touched by the thread that will work on it. */
+    meter->memory = memory;
+    /* Each page is first touched by the thread that will work on it. */
 #pragma omp parallel num_threads(threads)
     {
         const int thread = omp_get_thread_num(), team = omp_get_num_threads();
@@ -189,7 +192,8 @@ int bench_meter_begin(bench_meter *meter, int threads, bench_message *message)
 
 void bench_meter_end(bench_meter *meter)
 {
-    free(meter->memory);
+    if (meter->memory)
+        fwa_memory_free(meter->host, meter->memory);
     free(meter->series);
     memset(meter, 0, sizeof *meter);
 }

@@ -67,8 +67,9 @@ typedef struct bench_series {
 } bench_series;
 
 typedef struct bench_meter {
-    int threads;   /* at most */
-    float *memory; /* more than the last caches hold */
+    struct fwa_context *host; /* whose memory it is */
+    int threads;              /* at most */
+    float *memory;            /* more than the last caches hold */
     int64_t floats;
     int64_t limits[4];                     /* floats that a thread passes over, by where they are */
     const bench_loops *loops[BENCH_PEAKS]; /* the fastest of this machine; NULL: it has none */
@@ -77,9 +78,11 @@ typedef struct bench_meter {
     int series_count;
 } bench_meter;
 
-/* Finds the fastest loops, and takes memory of four times the last caches. 0, or -1 with *message
+/* Finds the fastest loops, and takes memory of four times the last caches from a context of the
+ * host, which must live as long. 0, or -1 with *message
  * filled. */
-int bench_meter_begin(bench_meter *meter, int threads, bench_message *message);
+int bench_meter_begin(bench_meter *meter, struct fwa_context *host, int threads,
+                      bench_message *message);
 void bench_meter_end(bench_meter *meter);
 
 /* One sample on so many threads, added to its series: the best of a few runs. 0, and no sample,

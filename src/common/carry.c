@@ -53,8 +53,14 @@ static void convert_heads(const fwa_tensor *source, int64_t from, const fwa_tens
     double row[256];
     int64_t n = target->shape[target->rank - 1], heads = target->shape[target->rank - 2], h;
     for (h = 0; h < heads; h++) {
-        fwa_load_f64(source, from + h * source->stride[source->rank - 2], n, row);
-        fwa_store_f64(target, to + h * target->stride[target->rank - 2], n, row);
+        const int64_t from_row = from + h * source->stride[source->rank - 2];
+        const int64_t to_row = to + h * target->stride[target->rank - 2];
+        if (source->dtype == target->dtype) {
+            copy_elements(source, from_row, target, to_row, n);
+            continue;
+        }
+        fwa_load_f64(source, from_row, n, row);
+        fwa_store_f64(target, to_row, n, row);
     }
 }
 

@@ -5,6 +5,11 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+
+/* Large buffers lie on pages of this size where the system has them: rows of different heads are
+ * whole pages apart otherwise, and finding them costs a tenth of a backward. */
+#define HUGE_PAGE ((size_t)2 << 20)
 
 /* Tasks are handed out in blocks, so that neighbours in memory stay on one lane and many small ones
  * do not wait for the counter; in so many per lane that the last block is soon done. */
@@ -199,10 +204,16 @@ void fwa_host_forward(const fwa_call *call, const fwa_problem *problem, int64_t 
 
 fwa_status fwa_host_allocate(void *device, size_t size, void **memory, fwa_message *message)
 {
+    const bool large = size >= 2 * HUGE_PAGE;
     (void)device;
-    *memory = malloc(size ? size : 1);
-    if (*memory)
+    if (posix_memalign(memory, large ? HUGE_PAGE : 64, size ? size : 1) == 0) {
+#ifdef MADV_HUGEPAGE
+        if (large)
+            (void)madvise(*memory, size, MADV_HUGEPAGE); /* a wish */
+#endif
         return FWA_OK;
+    }
+    *memory = NULL;
     snprintf(message->text, sizeof message->text, "no memory for %zu bytes", size);
     return FWA_ERROR_MEMORY;
 }

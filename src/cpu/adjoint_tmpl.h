@@ -720,6 +720,10 @@ static void fetch_next(adjoint_work *a)
     if (keys >= 0) {
         fetch_more(f, w->in.q, fwa_at3(w->in.q, w->s->row, at + keys, u.query_head), dim);
         fetch_more(f, w->in.k, fwa_at3(w->in.k, w->s->row, at + keys, u.key_head), dim);
+        if (w->regression)
+            fetch_more_rows(f, fwa_cpu_residual(w->p, a->parts, other, w->s->before + keys),
+                            fwa_cpu_residual_stride(w->p) * (int64_t)sizeof(float),
+                            V * (int64_t)sizeof(float));
     }
     f->rows = f->limit = f->tensors * n;
 }

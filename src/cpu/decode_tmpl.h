@@ -3,24 +3,25 @@
 
 /* ---- A group or less of tokens, on the carry's own memory: decoding ---- */
 
-/* A state in memory, its rows `stride` apart, and the one that comes after it. */
+/* A state in memory, its rows `stride` apart, and the one that comes after it: itself, where none
+ * does. */
 typedef struct {
     const float *from;
     float *to;
     int64_t from_stride, to_stride;
-    const char *next; /* NULL: none */
-    int64_t next_step, next_lines;
+    const char *next;
+    int64_t next_step; /* bytes */
 } state_rows;
 
-/* Fetches part `part` (0, 1) of row d of the state that comes next. */
-INLINE void fetch_row(const state_rows *r, int64_t d, int64_t part)
+/* Fetches the lines of the next state that are as many bytes from its start as `begin` to `end`. */
+INLINE void fetch_part(const char *next, const int begin, const int end)
 {
-    const int64_t half = (r->next_lines + 1) / 2, begin = part * half;
-    const int64_t end = part ? r->next_lines : half;
-    int64_t line;
-    for (line = begin; r->next && line < end; line++)
-        __builtin_prefetch(r->next + d * r->next_step + 64 * line, 0, 2);
+    UNROLL_16 for (int line = begin; line < end; line += 64) __builtin_prefetch(next + line, 0, 2);
 }
+
+/* Bytes of U vectors, and of those the half that the first pass over a state fetches. */
+#define STRIP_BYTES(U) ((U)*FWA_LANES * (int)sizeof(float))
+#define FIRST_BYTES(U) (STRIP_BYTES(U) / 2 / 64 * 64)
 
 /* S^T x and S^T q of U vectors of columns; x is wanted where `keys` is. */
 INLINE void project_wide(const int U, const bool keys, int64_t dim, const state_rows *r, int64_t at,
@@ -28,13 +29,14 @@ INLINE void project_wide(const int U, const bool keys, int64_t dim, const state_
 {
     vec key_sum[DECODE_VECTORS] = {{0}}, query_sum[DECODE_VECTORS] = {{0}};
     const float *s = r->from + at;
+    const char *next = r->next + at * (int64_t)sizeof(float);
     int64_t d;
-    for (d = 0; d < dim; d++, s += r->from_stride) {
+    for (d = 0; d < dim; d++, s += r->from_stride, next += r->next_step) {
         vec x = splat(key[d]), q = splat(key[d + QUERY]);
         PIN(x);
         PIN(q);
         if (ahead)
-            fetch_row(r, d, 0);
+            fetch_part(next, 0, FIRST_BYTES(U));
         FOR_U
         {
             const vec row = load(s + u * FWA_LANES);
@@ -58,6 +60,7 @@ INLINE void add_wide(const int U, const bool pair_given, int64_t dim, const stat
     vec pair[DECODE_VECTORS] = {{0}}, factor[DECODE_VECTORS] = {{0}};
     const float *from = r->from + at;
     float *to = r->to + at;
+    const char *next = r->next + at * (int64_t)sizeof(float);
     int64_t d;
     FOR_U
     {
@@ -65,11 +68,11 @@ INLINE void add_wide(const int U, const bool pair_given, int64_t dim, const stat
             pair[u] = load(w + at + u * FWA_LANES);
         factor[u] = keep ? load(keep + at + u * FWA_LANES) : splat(1);
     }
-    for (d = 0; d < dim; d++, from += r->from_stride, to += r->to_stride) {
+    for (d = 0; d < dim; d++, from += r->from_stride, to += r->to_stride, next += r->next_step) {
         vec a = splat(pair_given ? x[d] : 0);
         PIN(a);
         if (ahead)
-            fetch_row(r, d, 1);
+            fetch_part(next, FIRST_BYTES(U), STRIP_BYTES(U));
         FOR_U
         {
             vec row = load(from + u * FWA_LANES) * factor[u];
@@ -122,9 +125,8 @@ static state_rows decode_rows(const fused_work *f, const fwa_sequence *next, boo
                     state_row(out, f->w.s->slot_out, u->head, u->column),
                     rows ? in->stride[2] : 0,
                     rows ? out->stride[2] : 0,
-                    NULL,
-                    rows ? in->stride[2] * (int64_t)sizeof(float) : 0,
-                    (u->columns * (int64_t)sizeof(float) + 63) / 64};
+                    (const char *)state_row(in, f->w.s->slot_in, u->head, u->column),
+                    rows ? in->stride[2] * (int64_t)sizeof(float) : 0};
     if (has_next)
         r.next = (const char *)(u->head + 1 < f->unit->head + f->unit->heads
                                     ? state_row(in, f->w.s->slot_in, u->head + 1, u->column)
@@ -168,9 +170,9 @@ static void decode_head(fused_work *f, const fwa_sequence *next, bool has_next)
 #define PROJECT(U)                                                                                 \
     do {                                                                                           \
         if (f->w.regression)                                                                       \
-            project_wide(U, true, dim, &r, at, key, key_to, query_to, t == 0 && at == 0);          \
+            project_wide(U, true, dim, &r, at, key, key_to, query_to, t == 0);                     \
         else                                                                                       \
-            project_wide(U, false, dim, &r, at, key, key_to, query_to, t == 0 && at == 0);         \
+            project_wide(U, false, dim, &r, at, key, key_to, query_to, t == 0);                    \
     } while (0)
         EACH_WIDE(f, PROJECT);
 #undef PROJECT
@@ -193,14 +195,14 @@ static void decode_head(fused_work *f, const fwa_sequence *next, bool has_next)
     for (t = low; t < tail + commit; t++) {
         const float *x = s->features + (GROUP + t) * FEATURE_ROW, *w = s->pending + t * s->stride;
         const float *keep = t == low ? s->keep : NULL;
-#define ADD(U) add_wide(U, true, dim, &r, at, x, w, keep, t == low && at == 0)
+#define ADD(U) add_wide(U, true, dim, &r, at, x, w, keep, t == low)
         EACH_WIDE(f, ADD);
 #undef ADD
         r.from = r.to;
         r.from_stride = r.to_stride;
     }
     if (low >= tail + commit) { /* no pair */
-#define COPY(U) add_wide(U, false, dim, &r, at, NULL, NULL, s->keep, at == 0)
+#define COPY(U) add_wide(U, false, dim, &r, at, NULL, NULL, s->keep, true)
         EACH_WIDE(f, COPY);
 #undef COPY
     }

@@ -186,13 +186,22 @@ INLINE void row_scale(panel_row *row, const panel_row *by, const int U)
             run(1);                                                                                \
     } while (0)
 
+/* Adds rows of so many bytes, `step` bytes apart. */
+static void fetch_more_rows(fetcher *a, const void *at, int64_t step, int64_t bytes)
+{
+    const int64_t i = a->tensors++;
+    a->at[i] = at;
+    a->step[i] = step;
+    a->lines[i] = (bytes + 63) / 64;
+}
+
 /* Adds the rows that begin at `offset` of tensor t, `count` elements wide, a token apart. */
 static void fetch_more(fetcher *a, const fwa_tensor *t, int64_t offset, int64_t count)
 {
-    const int64_t size = t->dtype == FWA_DTYPE_F32 ? 4 : 2, i = a->tensors++;
-    a->at[i] = fwa_element(t, offset);
-    a->step[i] = t->shape[1] > 1 ? t->stride[1] * size : 0; /* one token: any stride */
-    a->lines[i] = (count * size + 63) / 64;
+    const int64_t size = t->dtype == FWA_DTYPE_F32 ? 4 : 2;
+    fetch_more_rows(a, fwa_element(t, offset),
+                    t->shape[1] > 1 ? t->stride[1] * size : 0, /* one token: any stride */
+                    count * size);
 }
 
 /* For `tokens` tokens from `start` on of value head `head`: q, k, v and o. They are shared out over

@@ -192,10 +192,21 @@ INLINE void fetch(fetcher *a)
     }
 }
 
-static void fetch_lines(fetcher *a, int count)
+/* The next rows, `count` lines or a few more. */
+static void fetch_lines(fetcher *a, int64_t count)
 {
-    while (count-- > 0)
-        fetch(a);
+    while (count > 0 && a->row < a->limit) {
+        const char *at = a->at[a->tensor] + a->token * a->step[a->tensor];
+        const int64_t lines = a->lines[a->tensor];
+        for (int64_t i = 0; i < lines; i++)
+            __builtin_prefetch(at + 64 * i, 0, 2);
+        count -= lines;
+        a->row++;
+        if (++a->tensor >= a->tensors) {
+            a->tensor = 0;
+            a->token++;
+        }
+    }
 }
 
 /* A (i, k) = a[i * row + k * column] for the products below. */
@@ -210,12 +221,12 @@ INLINE void product_tile(const int R, const int U, const bool lead, const bool t
                          operand a, const float *b, int64_t b_stride, const float *from, float *c,
                          int64_t c_stride, const float *keep)
 {
-    vec sum[8][TILE_VECTORS], row[TILE_VECTORS];
+    vec sum[16][TILE_VECTORS], row[TILE_VECTORS];
     int64_t k;
 #define ADD_ROWS(from, to)                                                                         \
     do {                                                                                           \
         UNROLL for (int u = 0; u < U; u++) row[u] = load(b + u * FWA_LANES);                       \
-        UNROLL for (int r = from; r < to; r++)                                                     \
+        UNROLL_16 for (int r = from; r < to; r++)                                                  \
         {                                                                                          \
             vec factor = splat(a.a[r * a.row]);                                                    \
             PIN(factor);                                                                           \
@@ -224,7 +235,7 @@ INLINE void product_tile(const int R, const int U, const bool lead, const bool t
         b += b_stride;                                                                             \
         a.a += a.column;                                                                           \
     } while (0)
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int u = 0; u < U; u++)
+    UNROLL_16 for (int r = 0; r < R; r++) UNROLL for (int u = 0; u < U; u++)
         sum[r][u] = keep ? load(keep + u * FWA_LANES) * load(from + r * c_stride + u * FWA_LANES)
                          : splat(0);
     UNROLL for (int i = 1; lead && i < R; i++) ADD_ROWS(0, i);
@@ -232,7 +243,7 @@ INLINE void product_tile(const int R, const int U, const bool lead, const bool t
         ADD_ROWS(0, R);
     UNROLL for (int i = 1; tail && i < R; i++) ADD_ROWS(i, R);
 #undef ADD_ROWS
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int u = 0; u < U; u++)
+    UNROLL_16 for (int r = 0; r < R; r++) UNROLL for (int u = 0; u < U; u++)
         store(c + r * c_stride + u * FWA_LANES, sum[r][u]);
 }
 
@@ -257,6 +268,8 @@ INLINE void product_columns(const int U, int64_t rows, int64_t depth, operand a,
             fetch_lines(ahead, R *U / 2);                                                          \
         product_tile(R, U, false, false, depth, a, b, b_stride, from, c, c_stride, keep);          \
     }
+    if (U == 1 && REGISTERS > 16)
+        RUN(16)
     if (U == 1)
         RUN(8)
     RUN(4)

@@ -116,7 +116,8 @@ static tool_exit begin_meter(bench_run *all)
     bench_message message;
     if (strcmp(backend, "cpu") != 0 && strcmp(backend, "reference") != 0)
         return TOOL_OK;
-    if (bench_meter_begin(&all->meter, (int)fwa_context_threads(all->setup.context), &message)) {
+    if (bench_meter_begin(&all->meter, all->setup.reference,
+                          (int)fwa_context_threads(all->setup.context), &message)) {
         tool_error("%s", message.text);
         return TOOL_LIBRARY;
     }
