@@ -71,9 +71,10 @@ static int32_t score(void *device, const fwa_problem *problem, fwa_message *mess
 static int32_t greatest_block(const fwa_cpu_plan *plan)
 {
     const fwa_problem *p = &plan->problem;
-    int32_t block = plan->form == FWA_FORM_MASKED ? MASKED_BLOCK : plan->kernels->block;
-    /* The normaliser's z belongs to one unit, so it has all columns; and a head's adjoint is one. */
-    return plan->adjoint || p->normalizer || p->value_dim < block ? p->value_dim : block;
+    const int32_t block = plan->form == FWA_FORM_MASKED ? MASKED_BLOCK : plan->kernels->block;
+    /* The chunked form's backward works on keys once per head. The normaliser's z has one owner. */
+    return plan->form == FWA_FORM_CHUNKED || p->normalizer || p->value_dim < block ? p->value_dim
+                                                                                   : block;
 }
 
 /* Panels of the state that the first cache holds besides the rows that a pass multiplies: two, where

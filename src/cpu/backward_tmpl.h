@@ -235,8 +235,8 @@ static void steps_back(const unit_work *w, int64_t t, const fwa_tensor *beta_gra
             c->kappa_grad[0] = sum_row(c->kappa_grad, c->stride);
         }
         for (i = 0; i < (w->per_channel ? w->u.columns : 1); i++) {
-            fwa_decay_step_t_f32 step = fwa_decay_step_f32(&w->knobs, beta[i], g.lambda, g.log_gate,
-                                                           c->statistic[t]);
+            fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(&w->knobs, beta[i], g.lambda,
+                                                                   g.gate, c->statistic[t]);
             fwa_decay_gradient_f32 one = fwa_decay_step_backward_f32(
                 &w->knobs, &step, g.lambda, c->statistic[t], c->kappa_grad[i] / (float)count,
                 c->gamma_grad[i]);
@@ -356,6 +356,7 @@ static void backward_chunk(unit_work *w, int64_t start, const fwa_backward_args 
     fwa_cpu_chunk *c = w->c;
     float *gate_grads = parts->gates + (unit * parts->tokens + w->s->before + start) * 3;
     int64_t t;
+    w->reads = true;
     load_chunk(w, start, chunk_tokens(w, start));
     enter_chunk(w);
     FOR_STRIPS(w, 0, w->tokens, walk_token);
@@ -486,7 +487,7 @@ static void FWA_KERNEL(backward)(const fwa_cpu_plan *plan, const fwa_call *call,
         segment++;
     for (to = s->length; to > 0; to = from, segment--) {
         const float *kept = fwa_cpu_kept(w.p, parts, w.u.head, first + segment);
-        float *trace = c->w_trace;
+        float *trace = c->w_trace, *statistic = c->statistic, *eigen = c->eigen;
         from = plan->segment ? fwa_cpu_segment_start(plan, s, segment) : 0;
         memset(c->state, 0, state * sizeof(float));
         for (d = 0; d < w.p->key_dim; d++, kept += fwa_cpu_kept_stride(w.p))
@@ -495,14 +496,21 @@ static void FWA_KERNEL(backward)(const fwa_cpu_plan *plan, const fwa_call *call,
         for (start = from, i = 0; start < to; start += chunk_tokens(&w, start), i++) {
             starts[i] = start;
             memcpy(c->starts + (size_t)i * state, c->state, state * sizeof(float));
+            c->statistic = statistic + (start - from);
+            c->eigen = eigen + (start - from) * w.window;
             if (start + chunk_tokens(&w, start) < to)
                 forward_chunk(&w, start, chunk_tokens(&w, start), NULL);
         }
         c->w_trace = trace;
-        while (i-- > 0) {
+        for (w.known = false; i-- > 0; w.known = true) { /* all but the last chunk's */
+            c->statistic = statistic + (starts[i] - from);
+            c->eigen = eigen + (starts[i] - from) * w.window;
             memcpy(c->state, c->starts + (size_t)i * state, state * sizeof(float));
             backward_chunk(&w, starts[i], args, parts, unit);
         }
+        w.known = false;
+        c->statistic = statistic;
+        c->eigen = eigen;
     }
     store_early(&w, args, parts, unit);
 }

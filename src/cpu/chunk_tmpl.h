@@ -15,6 +15,8 @@ typedef struct {
     int32_t window;
     bool regression, per_channel, before, decayed;
     bool needs_statistic, needs_eigen;
+    bool reads;         /* outputs are wanted, not states alone */
+    bool known;         /* c->statistic and c->eigen are those of the chunk at hand */
     int64_t first_pair; /* pairs before this token do not exist */
     /* The chunk at hand. */
     int64_t start, tokens, pairs, first; /* first: row of the first pair that exists */
@@ -154,16 +156,16 @@ static float statistic_of(const unit_work *w, int64_t t)
     return sum;
 }
 
-/* The gates of a token of the sequence: where beta's row begins, lambda and log_gate. */
+/* The gates of a token of the sequence: where beta's row begins, lambda and exp(log_gate). */
 typedef struct {
-    float beta, lambda, log_gate;
+    float beta, lambda, gate;
 } gates;
 
 static gates load_gates(const unit_work *w, int64_t token, float *beta_row)
 {
     const fwa_tensor *beta = w->in.beta, *lambda = w->in.lambda, *log_gate = w->in.log_gate;
     int64_t row = w->s->row, at = w->s->first + token;
-    gates g = {1, 0, 0};
+    gates g = {1, 0, 1};
     int32_t i;
     if (w->per_channel && fwa_present(beta))
         fwa_load_f32(beta, fwa_at3(beta, row, at, w->u.head) + w->u.column * beta->stride[3],
@@ -174,7 +176,9 @@ static gates load_gates(const unit_work *w, int64_t token, float *beta_row)
     else
         g.beta = fwa_load_one_f32(beta, fwa_at3(beta, row, at, w->u.head), 1);
     g.lambda = fwa_load_one_f32(lambda, fwa_at3(lambda, row, at, w->u.head), 0);
-    g.log_gate = fwa_load_one_f32(log_gate, fwa_at3(log_gate, row, at, w->u.head), 0);
+    if (fwa_present(log_gate))
+        g.gate = expf(fwa_decay_clip_gate_f32(
+            fwa_load_one_f32(log_gate, fwa_at3(log_gate, row, at, w->u.head), 0)));
     return g;
 }
 
@@ -193,11 +197,12 @@ static void load_steps(const unit_work *w, int64_t t)
             gamma[i] = 1;
         return;
     }
-    c->statistic[t] = w->needs_statistic ? statistic_of(w, t) : 0;
+    if (!w->known)
+        c->statistic[t] = w->needs_statistic ? statistic_of(w, t) : 0;
     g = load_gates(w, w->start + t, c->raw);
     for (i = 0; i < (w->per_channel ? w->u.width : 1); i++) {
-        fwa_decay_step_t_f32 step = fwa_decay_step_f32(
-            &w->knobs, w->per_channel ? c->raw[i] : g.beta, g.lambda, g.log_gate, c->statistic[t]);
+        fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(
+            &w->knobs, w->per_channel ? c->raw[i] : g.beta, g.lambda, g.gate, c->statistic[t]);
         gamma[i] = step.gamma;
         kappa[i] = step.eta / (float)count;
     }
@@ -220,15 +225,16 @@ static void load_chunk(unit_work *w, int64_t start, int64_t tokens)
         w->first = 0;
     for (i = w->first; i < w->pairs; i++)
         load_pair(w, i);
-    for (i = 0; i < tokens; i++)
+    for (i = 0; w->reads && i < tokens; i++)
         load_query(w, i);
     if (w->regression)
         inner_products_below(w->pairs - w->first, 0, c->dim_stride, c->x + w->first * c->dim_stride,
                              c->dim_stride, c->x + w->first * c->dim_stride, c->dim_stride,
                              c->gram + w->first * c->pair_stride + w->first, c->pair_stride);
-    inner_products_below(tokens, w->window - 1 - w->first, c->dim_stride, c->q, c->dim_stride,
-                         c->x + w->first * c->dim_stride, c->dim_stride, c->scores + w->first,
-                         c->pair_stride);
+    if (w->reads)
+        inner_products_below(tokens, w->window - 1 - w->first, c->dim_stride, c->q, c->dim_stride,
+                             c->x + w->first * c->dim_stride, c->dim_stride, c->scores + w->first,
+                             c->pair_stride);
     for (i = 0; i < tokens; i++)
         load_steps(w, i);
 }
@@ -408,12 +414,12 @@ static inline __attribute__((always_inline)) void walk_token(const unit_work *w,
     int64_t p = t + w->window - 1;
     if (w->regression && p >= w->first)
         walk_enter(w, p, at, U);
-    if (w->before)
+    if (w->reads && w->before)
         walk_read(w, t, rows_read(w, t), at, U);
     if (w->c->w_trace)
         walk_trace(w, t, at, U);
     walk_write(w, t, p, at, U);
-    if (!w->before)
+    if (w->reads && !w->before)
         walk_read(w, t, rows_read(w, t), at, U);
 }
 
@@ -437,7 +443,9 @@ static void enter_chunk(const unit_work *w)
     const operand x = {c->x + w->first * c->dim_stride, c->dim_stride, 1};
     int64_t tail = (w->window - 1 > w->first ? w->window - 1 : w->first) - w->first;
     int32_t i;
-    product(w->tokens, c->stride, w->p->key_dim, q, c->state, c->stride, c->z0, c->stride, NULL);
+    if (w->reads)
+        product(w->tokens, c->stride, w->p->key_dim, q, c->state, c->stride, c->z0, c->stride,
+                NULL);
     for (i = 0; i < c->stride; i++)
         c->decay[i] = 1;
     memset(c->w + w->first * c->stride, 0, sizeof(float) * (size_t)(tail * c->stride));

@@ -82,7 +82,7 @@ typedef struct fwa_cpu_chunk {
     float *y0, *z0;       /* [pairs, stride], [tokens, stride]: X S_0, Q S_0 */
     float *o;             /* [tokens, stride]: S^T q */
     float *decay;         /* [stride]: Gamma */
-    float *statistic;     /* [tokens]: E */
+    float *statistic;     /* [tokens]: E; backward, those of a segment, as `eigen` is */
     float *mask;          /* [tokens]: the masked form's row of weights */
     float *commit;        /* [D, stride]: the state that is handed on */
     float *raw;           /* [256] */

@@ -128,6 +128,7 @@ static void store_commit(const unit_work *w, const fwa_carry *out)
 static void forward_chunk(unit_work *w, int64_t start, int64_t tokens, const fwa_forward_args *args)
 {
     int64_t due = args ? w->s->commit - start : -1, from = 0;
+    w->reads = args != NULL;
     load_chunk(w, start, tokens);
     enter_chunk(w);
     if (due > 0 && due < tokens) {

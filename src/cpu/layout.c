@@ -63,12 +63,12 @@ size_t fwa_cpu_chunk_layout(const fwa_cpu_plan *plan, int64_t tokens, bool backw
     c->z0 = take(&a, capacity, row, 1);
     c->o = take(&a, capacity, row, 1);
     c->decay = take(&a, 1, row, 1);
-    c->statistic = take(&a, capacity, 1, 1);
+    c->statistic = take(&a, backward && plan->segment ? plan->segment : capacity, 1, 1);
     c->mask = take(&a, plan->form == FWA_FORM_MASKED && !backward ? capacity : 0, 1, 1);
     c->raw = take(&a, 1, FWA_COLUMNS_LIMIT, 1);
     if (!backward)
         return a.size;
-    c->eigen = take(&a, capacity, window, 1);
+    c->eigen = take(&a, plan->segment ? plan->segment : capacity, window, 1);
     c->w_trace = take(&a, capacity + 1, pairs, row);
     c->y_trace = take(&a, capacity, window, row);
     c->decay_trace = take(&a, capacity + 1, row, 1);
