@@ -217,45 +217,66 @@ static void statistic_back(const unit_work *w, int64_t t, float grad)
     }
 }
 
+/* Gradients of a token's gates, a value column each. */
+typedef struct {
+    float beta[FWA_COLUMNS_LIMIT], lambda[FWA_COLUMNS_LIMIT], log_gate[FWA_COLUMNS_LIMIT],
+        statistic[FWA_COLUMNS_LIMIT];
+} column_gradients;
+
+/* The adjoint of column_steps. */
+static void column_steps_back(const fwa_decay_knobs_f32 *given, const gates *g, float statistic,
+                              float count, int64_t columns, const float *restrict beta,
+                              const float *restrict gamma_grad, const float *restrict kappa_grad,
+                              column_gradients *restrict to)
+{
+    const fwa_decay_knobs_f32 knobs = *given;
+    const float lambda = g->lambda, gate = g->gate;
+    int64_t i;
+    for (i = 0; i < columns; i++) {
+        const fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(&knobs, beta[i], lambda, gate,
+                                                                     statistic);
+        const fwa_decay_gradient_f32 grad = fwa_decay_step_backward_f32(
+            &knobs, &step, lambda, statistic, kappa_grad[i] / count, gamma_grad[i]);
+        to->beta[i] = grad.beta;
+        to->lambda[i] = grad.lambda;
+        to->log_gate[i] = grad.log_gate;
+        to->statistic[i] = grad.statistic;
+    }
+    for (; i % FWA_LANES; i++)
+        to->beta[i] = to->lambda[i] = to->log_gate[i] = to->statistic[i] = 0;
+}
+
 /* From the gradients of gamma and kappa of token t to those of its gates. */
 static void steps_back(const unit_work *w, int64_t t, const fwa_tensor *beta_grad, float *partial)
 {
     const fwa_cpu_chunk *c = w->c;
+    const int64_t columns = w->per_channel ? w->u.columns : 1;
+    const int64_t width = (columns + FWA_LANES - 1) / FWA_LANES * FWA_LANES;
     int64_t low, count = window_of(w, t, &low);
-    fwa_decay_gradient_f32 sum = {0, 0, 0, 0};
-    float *beta = c->raw, *grads = c->scaled;
+    column_gradients grads;
     gates g;
-    int32_t i;
-    memset(grads, 0, sizeof(float) * (size_t)c->stride);
+    memset(partial, 0, 3 * sizeof *partial);
     if (count > 0) {
-        g = load_gates(w, w->start + t, beta);
+        g = load_gates(w, w->start + t, c->raw);
         if (!w->per_channel) {
-            beta[0] = g.beta;
             c->gamma_grad[0] = sum_row(c->gamma_grad, c->stride);
             c->kappa_grad[0] = sum_row(c->kappa_grad, c->stride);
         }
-        for (i = 0; i < (w->per_channel ? w->u.columns : 1); i++) {
-            fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(&w->knobs, beta[i], g.lambda,
-                                                                   g.gate, c->statistic[t]);
-            fwa_decay_gradient_f32 one = fwa_decay_step_backward_f32(
-                &w->knobs, &step, g.lambda, c->statistic[t], c->kappa_grad[i] / (float)count,
-                c->gamma_grad[i]);
-            grads[i] = one.beta;
-            sum.lambda += one.lambda;
-            sum.log_gate += one.log_gate;
-            sum.statistic += one.statistic;
-        }
+        column_steps_back(&w->knobs, &g, c->statistic[t], (float)count, columns,
+                          w->per_channel ? c->raw : &g.beta, c->gamma_grad, c->kappa_grad, &grads);
+        partial[0] = grads.beta[0];
+        partial[1] = sum_row(grads.lambda, width);
+        partial[2] = sum_row(grads.log_gate, width);
         if (w->needs_statistic)
-            statistic_back(w, t, sum.statistic);
+            statistic_back(w, t, sum_row(grads.statistic, width));
+    } else {
+        memset(grads.beta, 0, sizeof grads.beta);
     }
     if (w->per_channel && fwa_present(beta_grad))
         fwa_store_f32(beta_grad,
                       fwa_at3(beta_grad, w->s->row, w->s->first + w->start + t, w->u.head) +
                           w->u.column,
-                      w->u.columns, grads);
-    partial[0] = grads[0];
-    partial[1] = sum.lambda;
-    partial[2] = sum.log_gate;
+                      w->u.columns, grads.beta);
 }
 
 /* Gradients at the chunk's end: of the coefficients (S'^T x_j, S' the gradient of S_C), of Gamma,

@@ -173,14 +173,10 @@ static void fused_steps(const fused_work *f)
     }
     for (b = 0; w->per_channel && b < f->tokens; b++) {
         float *gamma = s->gamma + b * s->stride, *kappa = s->kappa + b * s->stride;
+        const gates given = {.lambda = lambda[b], .gate = gate[b]};
         load_betas(f, b, s->raw);
-        for (i = 0; i < w->u.columns; i++) {
-            const fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(
-                &w->knobs, s->raw[i], lambda[b], gate[b], statistic[b]);
-            gamma[i] = step.gamma;
-            kappa[i] = step.eta;
-        }
-        for (; i < f->width; i++) {
+        column_steps(&w->knobs, &given, statistic[b], 1, w->u.columns, s->raw, gamma, kappa);
+        for (i = w->u.columns; i < f->width; i++) {
             gamma[i] = 1;
             kappa[i] = 0;
         }

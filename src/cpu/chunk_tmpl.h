@@ -182,6 +182,23 @@ static gates load_gates(const unit_work *w, int64_t token, float *beta_row)
     return g;
 }
 
+/* gamma, and eta over `count`, of a token's value columns. Nothing it reads may be written, and what
+ * the knobs say is the same for all columns: compilers make vectors of it. */
+static void column_steps(const fwa_decay_knobs_f32 *given, const gates *g, float statistic,
+                         float count, int64_t columns, const float *restrict beta,
+                         float *restrict gamma, float *restrict kappa)
+{
+    const fwa_decay_knobs_f32 knobs = *given;
+    const float lambda = g->lambda, gate = g->gate;
+    int64_t i;
+    for (i = 0; i < columns; i++) {
+        const fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(&knobs, beta[i], lambda, gate,
+                                                                     statistic);
+        gamma[i] = step.gamma;
+        kappa[i] = step.eta / count;
+    }
+}
+
 /* Fills gamma and kappa of token t. */
 static void load_steps(const unit_work *w, int64_t t)
 {
@@ -200,12 +217,9 @@ static void load_steps(const unit_work *w, int64_t t)
     if (!w->known)
         c->statistic[t] = w->needs_statistic ? statistic_of(w, t) : 0;
     g = load_gates(w, w->start + t, c->raw);
-    for (i = 0; i < (w->per_channel ? w->u.width : 1); i++) {
-        fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(
-            &w->knobs, w->per_channel ? c->raw[i] : g.beta, g.lambda, g.gate, c->statistic[t]);
-        gamma[i] = step.gamma;
-        kappa[i] = step.eta / (float)count;
-    }
+    i = w->per_channel ? w->u.width : 1;
+    column_steps(&w->knobs, &g, c->statistic[t], (float)count, i, w->per_channel ? c->raw : &g.beta,
+                 gamma, kappa);
     for (; i < w->u.width; i++) {
         gamma[i] = gamma[0];
         kappa[i] = kappa[0];
