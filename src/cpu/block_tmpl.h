@@ -252,11 +252,15 @@ static void copy_rows(const fused_work *f, bool back)
     }
     if (back) {
         memcpy(s->gram, s->last_gram, gram);
-        memcpy(s->values, s->last_values, values);
     } else {
         memcpy(s->last_gram, s->gram + from * s->back, gram);
-        memcpy(s->last_values, s->values + from * s->stride, values);
     }
+    if (f->direct_values) /* and so will be all blocks that come */
+        return;
+    if (back)
+        memcpy(s->values, s->last_values, values);
+    else
+        memcpy(s->last_values, s->values + from * s->stride, values);
 }
 
 /* D raw numbers, padded with zeros to whole vectors. */

@@ -380,12 +380,11 @@ OUTLINE void predict_tail(const fused_work *f, int64_t row, int64_t at, int U)
 {
     const fwa_cpu_fused *s = f->f;
     const int64_t dim = f->w.p->key_dim, tail = f->w.window - 1;
-    int64_t i;
-    for (i = f->first > row ? f->first - row : 0; f->w.regression && i < tail; i++) {
-        project(U, 1, dim, s->state + at * dim, U * FWA_LANES,
-                s->features + (row + i) * FEATURE_ROW, FEATURE_ROW, s->sums);
-        memcpy(s->predict + i * s->stride + at, s->sums, sizeof(float) * (size_t)(U * FWA_LANES));
-    }
+    const int64_t low = f->first > row ? f->first - row : 0;
+    if (f->w.regression && low < tail)
+        project(U, tail - low, dim, s->state + at * dim, U * FWA_LANES,
+                s->features + (row + low) * FEATURE_ROW, FEATURE_ROW,
+                s->predict + low * s->stride + at, s->stride);
 }
 
 /* Adds to the panel all that is still to be added at the block's end, as the next pass would. */
