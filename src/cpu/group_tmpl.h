@@ -290,8 +290,14 @@ INLINE void walk_group_factors(const fused_work *f, const group_work *g, const f
 /* The window is a constant and everything is unrolled: a vector's rows stay in registers, and the
  * vectors of a panel, one after the other, overlap. */
 #define WINDOW_MOST  8
-#define WINDOW_PAIRS (WINDOW_MOST - 1 + GROUP)
+#define WINDOW_PAIRS (WINDOW_MOST - 1 + 4) /* 4: the longest group */
+/* clang obeys a pragma before it knows the constants of the caller, and leaves a loop; it unrolls by
+ * itself. gcc does not where there is much to unroll. */
+#ifdef __clang__
+#define UNROLL_PAIRS
+#else
 #define UNROLL_PAIRS _Pragma("GCC unroll 16")
+#endif
 
 /* One vector of columns of w and y, of the pairs at hand. */
 typedef struct {
@@ -300,7 +306,7 @@ typedef struct {
 
 /* decay * base + sum_i inner[rows - 1 - i + skip] w_i */
 INLINE vec window_recall(const window_rows *n, float decay, const float *base, const float *inner,
-                         int skip, const int rows)
+                         const int skip, const int rows)
 {
     vec sum = splat(decay) * load(base);
     PIN(sum);
@@ -311,7 +317,7 @@ INLINE vec window_recall(const window_rows *n, float decay, const float *base, c
 /* What token t writes: kappa (v_j - rho y_j) for the window's pairs. Their w and y after it; that y
  * of the pair that leaves is not asked for. Sums begin with rounded numbers, so that it does not
  * depend on the compiler which products are fused. */
-INLINE void window_write(const fused_work *f, const group_work *g, window_rows *n, int t,
+INLINE void window_write(const fused_work *f, const group_work *g, window_rows *n, const int t,
                          const int B, const bool regression, int64_t at)
 {
     const int64_t b = g->b + t, back = f->f->back;
@@ -347,7 +353,7 @@ INLINE void window_hand_on(const fused_work *f, const window_rows *n, const int 
     const fwa_cpu_fused *s = f->f;
     UNROLL for (int j = 0; j < GROUP; j++)
         store(s->complete + j * s->stride + at, splat(inverse) * n->w[j]);
-    UNROLL for (int i = 0; i < B - 1; i++)
+    UNROLL_PAIRS for (int i = 0; i < B - 1; i++)
     {
         store(s->pending + i * s->stride + at, n->w[GROUP + i]);
         if (regression)
@@ -355,40 +361,49 @@ INLINE void window_hand_on(const fused_work *f, const window_rows *n, const int 
     }
 }
 
-/* The walk of one vector of columns, `u` of its panel. `pass`: a whole group, for the next pass;
- * else w and y are left in `pending` and `predict`. Returns g times the gammas. */
+/* The t-th token of the group, vector `u` of its panel. `decay` is g times the gammas so far. */
+INLINE void window_token(const fused_work *f, const group_work *g, window_rows *n, float *decay,
+                         const int t, const int B, const bool regression, int u)
+{
+    const fwa_cpu_fused *s = f->f;
+    const int64_t b = g->b + t, at = g->at + u * FWA_LANES;
+    const float *gram = s->gram + (g->row + B - 1 + t) * s->back, *scores = s->scores + b * s->back;
+    const float *sums = s->sums + t * PANEL + u * FWA_LANES, *query_sums = sums + GROUP * PANEL;
+    const vec scale = splat(f->output_scale);
+    float *output = f->output + b * f->output_stride + at;
+    if (regression)
+        n->y[t + B - 1] = window_recall(n, *decay, sums, gram, 1, t + B - 1);
+    if (f->w.before)
+        store(output, scale * window_recall(n, *decay, query_sums, scores, 1, t + B - 1));
+    window_write(f, g, n, t, B, regression, at);
+    *decay *= s->gamma[b];
+    if (!f->w.before)
+        store(output, scale * window_recall(n, *decay, query_sums, scores, 0, t + B));
+}
+
+/* The walk of that vector. `pass`: a whole group, for the next pass; else w and y are left in
+ * `pending` and `predict`. Returns g times the gammas. */
 INLINE float window_vector(const fused_work *f, const group_work *g, int64_t tokens, bool pass,
                            const int B, const bool regression, int u)
 {
     const fwa_cpu_fused *s = f->f;
     const int64_t at = g->at + u * FWA_LANES;
-    const bool before = f->w.before;
-    const vec scale = splat(f->output_scale);
     float decay = s->scale[g->at];
     window_rows n;
-    UNROLL_PAIRS for (int i = 0; i < WINDOW_PAIRS; i++)
+    UNROLL_PAIRS for (int i = 0; i < GROUP + B - 1; i++)
     {
         n.w[i] = i < B - 1 ? load(s->pending + i * s->stride + at) : splat(0);
         n.y[i] = i < B - 1 && regression ? load(s->predict + i * s->stride + at) : splat(0);
     }
-    UNROLL for (int t = 0; t < GROUP; t++)
-    {
-        const int64_t b = g->b + t;
-        const float *gram = s->gram + (g->row + B - 1 + t) * s->back,
-                    *scores = s->scores + b * s->back;
-        const float *sums = s->sums + t * PANEL + u * FWA_LANES, *query_sums = sums + GROUP * PANEL;
-        float *output = f->output + b * f->output_stride + at;
-        if (t >= tokens)
-            break;
-        if (regression)
-            n.y[t + B - 1] = window_recall(&n, decay, sums, gram, 1, t + B - 1);
-        if (before)
-            store(output, scale * window_recall(&n, decay, query_sums, scores, 1, t + B - 1));
-        window_write(f, g, &n, t, B, regression, at);
-        decay *= s->gamma[b];
-        if (!before)
-            store(output, scale * window_recall(&n, decay, query_sums, scores, 0, t + B));
-    }
+    /* No loop: clang unrolls the inner ones first, and their bounds must then be constants. */
+#define TOKEN(t)                                                                                   \
+    if ((t) < GROUP && (t) < tokens)                                                               \
+    window_token(f, g, &n, &decay, t, B, regression, u)
+    TOKEN(0);
+    TOKEN(1);
+    TOKEN(2);
+    TOKEN(3);
+#undef TOKEN
     if (pass) {
         window_hand_on(f, &n, B, regression, is_folded(f, g, decay) ? 1 : 1 / decay, at);
         return decay;
