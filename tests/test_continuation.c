@@ -3,6 +3,7 @@
 
 #include "support.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +33,24 @@ static conformance_data rule_data(const engine *e, int rule, int alignment, int6
     random_gates(&data, seed);
     if (seed % 3 == 0)
         random_carry(&data, 2, seed);
+    conformance_round(&data, e->dtype, FWA_DTYPE_NONE);
+    return data;
+}
+
+/* Two fresh rows. */
+static conformance_data window_data(const engine *e, int window, int objective, int64_t tokens,
+                                    uint64_t seed)
+{
+    fwa_problem problem = FWA_PROBLEM_INIT;
+    problem.key_dim = D;
+    problem.value_dim = V;
+    problem.heads_value = 2;
+    problem.alignment = (int32_t)(seed / 2 % 2);
+    problem.read = (int32_t)(seed / 4 % 2);
+    problem.objective = objective;
+    problem.window = window;
+    conformance_data data = random_data(&problem, 2, tokens, seed);
+    random_gates(&data, seed);
     conformance_round(&data, e->dtype, FWA_DTYPE_NONE);
     return data;
 }
@@ -164,6 +183,37 @@ static void any_cuts(const engine *e)
         conformance_data_free(&whole);
         conformance_data_free(&data);
     }
+}
+
+/* Windows of every length, of which kernels have some as constants: as the reference has it, in one
+ * and in pieces, and in the same bits where it is cut at a chunk. */
+static void every_window(const engine *e)
+{
+    static const int64_t cuts[] = {1, 2, 7, 39, 66, 70};
+    for (int window = 1; window <= 32; window++)
+        for (int objective = 0; objective < 2; objective++) {
+            const uint64_t seed = 200 + (uint64_t)(2 * window + objective);
+            char what[32];
+            snprintf(what, sizeof what, "window %d, objective %d", window, objective);
+            conformance_data data = window_data(e, window, objective, 70, seed);
+            const int64_t chunk[] = {chunk_length(e, &data), 70};
+            conformance_data want = run_engine(&engines[0], &data, 0);
+            conformance_data whole = run_engine(e, &data, 0);
+            expect_all_close(e, what, &whole, &want);
+            check_cuts(e, &data, &want, cuts, COUNT(cuts), what, 0);
+            if (chunk[0] < 70)
+                check_cuts(e, &data, &whole, chunk, 2, what, 1);
+            conformance_data_free(&whole);
+            conformance_data_free(&want);
+            conformance_data_free(&data);
+        }
+}
+
+Test(continuation, every_window)
+{
+    for (int i = 0; i < ENGINES_EXACT; i++)
+        if (engines[i].form == FWA_FORM_CHUNKED)
+            every_window(&engines[i]);
 }
 
 Test(continuation, random_cuts_exact)

@@ -78,30 +78,76 @@ static int64_t block_tokens(const unit_work *w, int64_t start)
     return tokens < left ? tokens : left;
 }
 
-/* E of the token whose pair is row `row`, the window of which has `count` pairs. */
-static float fused_statistic(const fused_work *f, int64_t row, int64_t count)
-{
-    const float *gram = f->f->gram;
-    const int64_t back = f->f->back;
-    double matrix[FWA_EIGEN_MAX * FWA_EIGEN_MAX], vector[FWA_EIGEN_MAX];
-    float sum = 0;
-    int64_t i, j;
-    if (!f->w.needs_eigen) {
-        for (i = count - 1; i >= 0; i--)
-            sum += gram[(row - i) * back];
-        return sum / (float)count;
-    }
-    for (i = 0; i < count; i++)
-        for (j = 0; j <= i; j++)
-            matrix[i * count + j] = matrix[j * count + i] =
-                (double)gram[(row - count + 1 + i) * back + i - j];
-    return (float)(fwa_top_eigen((int)count, matrix, vector) / (double)count);
-}
-
 INLINE int64_t window_count(const fused_work *f, int64_t row)
 {
     int64_t pairs = row - f->first + 1;
     return pairs < 0 ? 0 : pairs < f->w.window ? pairs : f->w.window;
+}
+
+/* The window's mean of |x|^2 for the token whose pair is row `row`, the window of which has `count`
+ * pairs. */
+static float mean_square(const fused_work *f, int64_t row, int64_t count)
+{
+    float sum = 0;
+    int64_t i;
+    for (i = count - 1; i >= 0; i--)
+        sum += f->f->gram[(row - i) * f->f->back];
+    return sum / (float)count;
+}
+
+/* The block's Gram matrix by diagonals: row d holds x_r . x_{r-d}, from the first pair of the first
+ * token's window on; 0 where one of the two does not exist. */
+static void fill_lags(const fused_work *f)
+{
+    const int64_t tail = f->w.window - 1, from = f->base - tail, pairs = tail + f->tokens;
+    int64_t d, i;
+    for (d = 0; d <= tail; d++) {
+        const float *gram = f->f->gram + from * f->f->back + d;
+        const int64_t some = (f->first > from ? f->first - from : 0) + d;
+        float *row = f->f->lags + d * FWA_CPU_LAG_ROW;
+        for (i = 0; i < some && i < pairs; i++)
+            row[i] = 0;
+        for (; i < pairs; i++)
+            row[i] = gram[i * f->f->back];
+        for (; i < pairs + FWA_LANES - 1; i++)
+            row[i] = 0;
+    }
+}
+
+/* The largest eigenvalues of the windows' Gram matrices, over the windows' pairs. Rows of pairs that
+ * do not exist, and windows behind the block, are zeros. */
+static void window_eigenvalues(const fused_work *f, float *statistic)
+{
+    const int B = f->w.window;
+    double top[FWA_LANES];
+    int64_t b, t;
+    fill_lags(f);
+    for (b = 0; b < f->tokens; b += FWA_LANES) {
+        double *to = f->f->matrices;
+        for (int i = 0; i < B; i++)
+            for (int j = 0; j <= i; j++)
+                for (int k = 0; k < FWA_LANES; k += FWA_LANES / 2, to += FWA_LANES / 2)
+                    store_wide(to, load_wide(f->f->lags + (i - j) * FWA_CPU_LAG_ROW + b + i + k));
+        FWA_KERNEL(top_eigenvalues)(B, f->f->matrices, top);
+        for (t = b; t < f->tokens && t < b + FWA_LANES; t++) {
+            const int64_t count = window_count(f, f->base + t);
+            statistic[t] = count ? (float)(top[t - b] / (double)count) : 0;
+        }
+    }
+}
+
+/* E of the block's tokens; 0 where it is not asked for, and before the first pair. */
+static void fused_statistics(const fused_work *f, float *statistic)
+{
+    int64_t b;
+    if (f->w.needs_eigen) {
+        window_eigenvalues(f, statistic);
+        return;
+    }
+    for (b = 0; b < f->tokens; b++) {
+        const int64_t count = window_count(f, f->base + b);
+        statistic[b] = f->w.needs_statistic && count ? mean_square(f, f->base + b, count) : 0;
+    }
 }
 
 /* A gate of one value per token, of the block's tokens. */
@@ -157,10 +203,7 @@ static void fused_steps(const fused_work *f)
         store(gate + b, exp_vector(load(gate + b)));
     for (b = 0; b < f->tokens && !fwa_present(w->in.log_gate); b++)
         gate[b] = 1;
-    for (b = 0; b < f->tokens; b++) {
-        const int64_t count = window_count(f, f->base + b);
-        statistic[b] = w->needs_statistic && count ? fused_statistic(f, f->base + b, count) : 0;
-    }
+    fused_statistics(f, statistic);
     if (!w->per_channel) {
         for (b = 0; b < f->tokens; b++) {
             const fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(
@@ -205,11 +248,15 @@ static void copy_rows(const fused_work *f, bool back)
     }
     if (back) {
         memcpy(s->gram, s->last_gram, gram);
-        memcpy(s->values, s->last_values, values);
     } else {
         memcpy(s->last_gram, s->gram + from * s->back, gram);
-        memcpy(s->last_values, s->values + from * s->stride, values);
     }
+    if (f->direct_values) /* and so will be all blocks that come */
+        return;
+    if (back)
+        memcpy(s->values, s->last_values, values);
+    else
+        memcpy(s->last_values, s->values + from * s->stride, values);
 }
 
 /* D raw numbers, padded with zeros to whole vectors. */

@@ -105,6 +105,9 @@ typedef struct fwa_cpu_chunk {
  * not fall onto the same lines of a cache. */
 #define FWA_CPU_FEATURE_ROW 544
 
+/* Floats of a row of numbers of pairs: of a block's, of the longest window's tail, and a vector. */
+#define FWA_CPU_LAG_ROW 112
+
 /* Heads that a lane takes through a block one after the other: their rows are neighbours in memory,
  * on the same pages. */
 #define FWA_CPU_FUSED_HEADS 8
@@ -116,6 +119,8 @@ typedef struct fwa_cpu_fused {
     float *features;         /* [J + block, key and query] */
     float *values, *outputs; /* [B - 1 + block, stride], [block, stride] */
     float *gram, *scores;    /* [J + block, J]: x_r . x_{r-i};  [block, J]: q_t . x_{r-i} */
+    float *lags;             /* [B, lag row]: gram by its diagonals */
+    double *matrices;        /* [B (B + 1) / 2, lanes]: of as many windows */
     float *gamma, *kappa;    /* [block], per channel [block, stride] */
     float *factors;          /* of each group: see group_factors */
     float *sums;             /* [2 group, columns of a panel]: S'^T x, S'^T q */
@@ -184,6 +189,8 @@ typedef struct fwa_cpu_kernels {
     /* One unit backward, into the partials and the outputs that it owns. */
     void (*backward)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_sequence *sequence,
                      int64_t unit, fwa_cpu_chunk *chunk, const fwa_cpu_partials *partials);
+    /* Of as many windows' Gram matrices as a vector has floats (eigen_tmpl.h); for tests. */
+    void (*top_eigenvalues)(int n, double *matrices, double *to);
 } fwa_cpu_kernels;
 
 /* The kernels of that ISA, or (NULL) the best that this machine can run. NULL where it cannot. */

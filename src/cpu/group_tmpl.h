@@ -254,13 +254,20 @@ INLINE bool has_factors(const fused_work *f, int64_t b, int64_t low)
            (f->w.s->seen + f->start + b) % GROUP == 0;
 }
 
+/* True where g, at the end of the group, is folded into S' by the next pass: at the block's end, and
+ * where it is small or NaN. */
+INLINE bool is_folded(const fused_work *f, const group_work *g, float end)
+{
+    return g->b + g->tokens == f->tokens || !(end >= SMALL_SCALE);
+}
+
 /* The same with what the next pass needs. */
 INLINE void walk_group_factors(const fused_work *f, const group_work *g, const float *factors,
                                const bool regression, const int U)
 {
     const fwa_cpu_fused *s = f->f;
     const float end = factors[GROUP_FACTORS - 1];
-    const bool fold = g->b + g->tokens == f->tokens || !(end >= SMALL_SCALE);
+    const bool fold = is_folded(f, g, end);
     float *complete = s->complete + g->at;
     panel_row row = {{{0}}};
     if (g->tokens == GROUP) {
@@ -278,10 +285,190 @@ INLINE void walk_group_factors(const fused_work *f, const group_work *g, const f
     s->fold[g->at / FWA_LANES] = fold;
 }
 
+/* ---- The walk through a group where the window is short and all its pairs exist ---- */
+
+/* The window is a constant and everything is unrolled: a vector's rows stay in registers, and the
+ * vectors of a panel, one after the other, overlap. */
+#define WINDOW_MOST  8
+#define WINDOW_PAIRS (WINDOW_MOST - 1 + 4) /* 4: the longest group */
+/* clang obeys a pragma before it knows the constants of the caller, and leaves a loop; it unrolls by
+ * itself. gcc does not where there is much to unroll. */
+#ifdef __clang__
+#define UNROLL_PAIRS
+#else
+#define UNROLL_PAIRS _Pragma("GCC unroll 16")
+#endif
+
+/* One vector of columns of w and y, of the pairs at hand. */
+typedef struct {
+    vec w[WINDOW_PAIRS], y[WINDOW_PAIRS];
+} window_rows;
+
+/* decay * base + sum_i inner[rows - 1 - i + skip] w_i */
+INLINE vec window_recall(const window_rows *n, float decay, const float *base, const float *inner,
+                         const int skip, const int rows)
+{
+    vec sum = splat(decay) * load(base);
+    PIN(sum);
+    UNROLL_PAIRS for (int i = 0; i < rows; i++) sum += splat(inner[rows - 1 - i + skip]) * n->w[i];
+    return sum;
+}
+
+/* What token t writes: kappa (v_j - rho y_j) for the window's pairs. Their w and y after it; that y
+ * of the pair that leaves is not asked for. Sums begin with rounded numbers, so that it does not
+ * depend on the compiler which products are fused. */
+INLINE void window_write(const fused_work *f, const group_work *g, window_rows *n, const int t,
+                         const int B, const bool regression, int64_t at)
+{
+    const int64_t b = g->b + t, back = f->f->back;
+    const float *gram = f->f->gram + (g->row + t) * back;
+    const vec gamma = splat(f->f->gamma[b]), kappa = splat(f->f->kappa[b]);
+    const vec rho = f->w.decayed ? gamma : splat(1);
+    vec written[WINDOW_MOST];
+    UNROLL_PAIRS for (int i = 0; i < B; i++)
+    {
+        vec r = load(f->value + (b + i) * f->value_stride + at);
+        if (regression)
+            r -= rho * n->y[t + i];
+        written[i] = kappa * r;
+        PIN(written[i]);
+    }
+    UNROLL_PAIRS for (int i = 0; i < t; i++) n->w[i] *= gamma;
+    UNROLL_PAIRS for (int i = 0; i < B - 1; i++) n->w[t + i] = gamma * n->w[t + i] + written[i];
+    n->w[t + B - 1] = written[B - 1];
+    UNROLL_PAIRS for (int j = 1; regression && j < B; j++)
+    {
+        vec y = gamma * n->y[t + j];
+        PIN(y);
+        UNROLL_PAIRS for (int i = 0; i < B; i++)
+            y += splat(gram[(i > j ? i : j) * back + (i > j ? i - j : j - i)]) * written[i];
+        n->y[t + j] = y;
+    }
+}
+
+/* Rows for the next pass, and those that the next group begins with. */
+INLINE void window_hand_on(const fused_work *f, const window_rows *n, const int B,
+                           const bool regression, float inverse, int64_t at)
+{
+    const fwa_cpu_fused *s = f->f;
+    UNROLL for (int j = 0; j < GROUP; j++)
+        store(s->complete + j * s->stride + at, splat(inverse) * n->w[j]);
+    UNROLL_PAIRS for (int i = 0; i < B - 1; i++)
+    {
+        store(s->pending + i * s->stride + at, n->w[GROUP + i]);
+        if (regression)
+            store(s->predict + i * s->stride + at, n->y[GROUP + i]);
+    }
+}
+
+/* The t-th token of the group, vector `u` of its panel. `decay` is g times the gammas so far. */
+INLINE void window_token(const fused_work *f, const group_work *g, window_rows *n, float *decay,
+                         const int t, const int B, const bool regression, int u)
+{
+    const fwa_cpu_fused *s = f->f;
+    const int64_t b = g->b + t, at = g->at + u * FWA_LANES;
+    const float *gram = s->gram + (g->row + B - 1 + t) * s->back, *scores = s->scores + b * s->back;
+    const float *sums = s->sums + t * PANEL + u * FWA_LANES, *query_sums = sums + GROUP * PANEL;
+    const vec scale = splat(f->output_scale);
+    float *output = f->output + b * f->output_stride + at;
+    if (regression)
+        n->y[t + B - 1] = window_recall(n, *decay, sums, gram, 1, t + B - 1);
+    if (f->w.before)
+        store(output, scale * window_recall(n, *decay, query_sums, scores, 1, t + B - 1));
+    window_write(f, g, n, t, B, regression, at);
+    *decay *= s->gamma[b];
+    if (!f->w.before)
+        store(output, scale * window_recall(n, *decay, query_sums, scores, 0, t + B));
+}
+
+/* The walk of that vector. `pass`: a whole group, for the next pass; else w and y are left in
+ * `pending` and `predict`. Returns g times the gammas. */
+INLINE float window_vector(const fused_work *f, const group_work *g, int64_t tokens, bool pass,
+                           const int B, const bool regression, int u)
+{
+    const fwa_cpu_fused *s = f->f;
+    const int64_t at = g->at + u * FWA_LANES;
+    float decay = s->scale[g->at];
+    window_rows n;
+    UNROLL_PAIRS for (int i = 0; i < GROUP + B - 1; i++)
+    {
+        n.w[i] = i < B - 1 ? load(s->pending + i * s->stride + at) : splat(0);
+        n.y[i] = i < B - 1 && regression ? load(s->predict + i * s->stride + at) : splat(0);
+    }
+    /* No loop: clang unrolls the inner ones first, and their bounds must then be constants. */
+#define TOKEN(t)                                                                                   \
+    if ((t) < GROUP && (t) < tokens)                                                               \
+    window_token(f, g, &n, &decay, t, B, regression, u)
+    TOKEN(0);
+    TOKEN(1);
+    TOKEN(2);
+    TOKEN(3);
+#undef TOKEN
+    if (pass) {
+        window_hand_on(f, &n, B, regression, is_folded(f, g, decay) ? 1 : 1 / decay, at);
+        return decay;
+    }
+    UNROLL_PAIRS for (int i = 0; i < GROUP + B - 1; i++)
+    {
+        store(s->pending + i * s->stride + at, n.w[i]);
+        if (regression)
+            store(s->predict + i * s->stride + at, n.y[i]);
+    }
+    return decay;
+}
+
+OUTLINE float walk_short(const fused_work *f, const group_work *g, int64_t tokens, bool pass, int U)
+{
+    float decay = 0;
+#define WALK(B)                                                                                    \
+    case B:                                                                                        \
+        for (int u = 0; u < U; u++)                                                                \
+            decay = f->w.regression ? window_vector(f, g, tokens, pass, B, true, u)                \
+                                    : window_vector(f, g, tokens, pass, B, false, u);              \
+        break
+    switch (f->w.window) {
+        WALK(2);
+        WALK(3);
+        WALK(4);
+        WALK(5);
+        WALK(6);
+        WALK(7);
+        WALK(8);
+    }
+#undef WALK
+    return decay;
+}
+
+/* The same with what the next pass needs. */
+OUTLINE void walk_short_pass(const fused_work *f, const group_work *g, int U)
+{
+    const fwa_cpu_fused *s = f->f;
+    const float end = walk_short(f, g, GROUP, true, U);
+    const bool fold = is_folded(f, g, end);
+    for (int64_t i = 0; i < U * FWA_LANES; i++) {
+        s->keep[g->at + i] = end;
+        s->scale[g->at + i] = fold ? 1 : end;
+    }
+    s->fold[g->at / FWA_LANES] = fold;
+}
+
+/* True where the window is short and has all its pairs. */
+INLINE bool is_short_window(const fused_work *f, int64_t low)
+{
+    return f->w.window > 1 && f->w.window <= WINDOW_MOST && low == 0;
+}
+
 /* The walk of whatever rule. A window over one has gates per head. */
 OUTLINE panel_row walk(const fused_work *f, const group_work *g, int64_t tokens, int U)
 {
     const bool regression = f->w.regression, channel = f->w.per_channel;
+    if (is_short_window(f, g->low)) {
+        panel_row decay = {{{0}}};
+        const float end = walk_short(f, g, tokens, false, U);
+        for (int u = 0; u < U; u++)
+            decay.v[u] = splat(end);
+        return decay;
+    }
 #define WALK(U)                                                                                    \
     do {                                                                                           \
         if (f->w.window > 1)                                                                       \
@@ -380,12 +567,11 @@ OUTLINE void predict_tail(const fused_work *f, int64_t row, int64_t at, int U)
 {
     const fwa_cpu_fused *s = f->f;
     const int64_t dim = f->w.p->key_dim, tail = f->w.window - 1;
-    int64_t i;
-    for (i = f->first > row ? f->first - row : 0; f->w.regression && i < tail; i++) {
-        project(U, 1, dim, s->state + at * dim, U * FWA_LANES,
-                s->features + (row + i) * FEATURE_ROW, FEATURE_ROW, s->sums);
-        memcpy(s->predict + i * s->stride + at, s->sums, sizeof(float) * (size_t)(U * FWA_LANES));
-    }
+    const int64_t low = f->first > row ? f->first - row : 0;
+    if (f->w.regression && low < tail)
+        project(U, tail - low, dim, s->state + at * dim, U * FWA_LANES,
+                s->features + (row + low) * FEATURE_ROW, FEATURE_ROW,
+                s->predict + low * s->stride + at, s->stride);
 }
 
 /* Adds to the panel all that is still to be added at the block's end, as the next pass would. */

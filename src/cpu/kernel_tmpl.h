@@ -8,6 +8,7 @@
 #include "../common/eigen.h"
 
 #include "vector_tmpl.h"
+#include "eigen_tmpl.h"
 #include "chunk_tmpl.h"
 #include "forward_tmpl.h"
 #include "fused_tmpl.h"
@@ -26,4 +27,5 @@ const fwa_cpu_kernels FWA_KERNEL(fwa_cpu_kernels) = {
     .fused = FWA_KERNEL(fused),
     .adjoint = FWA_KERNEL(adjoint),
     .backward = FWA_KERNEL(backward),
+    .top_eigenvalues = FWA_KERNEL(top_eigenvalues),
 };

@@ -103,6 +103,7 @@ size_t fwa_cpu_fused_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_fused 
     const int32_t lanes = plan->kernels->lanes;
     const int64_t window = p->window, tail = window - 1, rows = tail + group,
                   block = FWA_CPU_FUSED_BLOCK;
+    const bool eigen = p->objective == FWA_OBJECTIVE_REGRESSION && window > 1;
     const int64_t gates = p->dynamics == FWA_DYNAMICS_PER_CHANNEL ? block : 1;
     arena a = {base, 0};
     int64_t row;
@@ -115,6 +116,8 @@ size_t fwa_cpu_fused_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_fused 
     f->outputs = take(&a, block, row, 1);
     f->gram = take(&a, rows + block, rows, 1);
     f->scores = take(&a, block, rows, 1);
+    f->lags = take(&a, eigen ? window : 0, FWA_CPU_LAG_ROW, 1);
+    f->matrices = (double *)(void *)take(&a, eigen ? window * (window + 1) / 2 : 0, lanes, 2);
     f->gamma = take(&a, gates == 1 ? block : row, gates, 1);
     f->kappa = take(&a, gates == 1 ? block : row, gates, 1);
     f->factors = take(&a, block / group + 1, 2 * group + 3 * group * (group + 1) / 2 + 1, 1);

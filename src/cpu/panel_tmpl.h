@@ -97,7 +97,7 @@ typedef struct {
     /* Where the walk finds the block's values and leaves its outputs, rows of value columns: the
      * caller's tensors where they are rows of whole vectors, else the scratch. */
     bool direct_values, direct_outputs;
-    const float *value;
+    const float *value; /* of the pair B - 1 before the block's first */
     float *output;
     int64_t value_stride, output_stride;
     float output_scale; /* what the walk multiplies outputs by */
@@ -127,9 +127,9 @@ static void set_block(fused_work *f, int64_t start, int64_t tokens, const fwa_cp
     f->tokens = tokens;
     f->last = start + tokens == w->s->length;
     f->first = f->base + w->first_pair - start > 0 ? f->base + w->first_pair - start : 0;
-    f->direct_values = w->window == 1 && is_direct(w, w->in.v);
+    f->direct_values = start >= w->window - 1 && is_direct(w, w->in.v);
     f->direct_outputs = o && is_direct(w, o);
-    f->value = f->direct_values ? direct_row(w, w->in.v, start) : f->f->values;
+    f->value = f->direct_values ? direct_row(w, w->in.v, start - w->window + 1) : f->f->values;
     f->value_stride = f->direct_values ? w->in.v->stride[1] : f->f->stride;
     f->output = f->direct_outputs ? direct_row(w, o, start) : f->f->outputs;
     f->output_stride = f->direct_outputs ? o->stride[1] : f->f->stride;
@@ -314,15 +314,23 @@ INLINE void add_pairs_of(const int U, int64_t pairs, int64_t dim, const float *f
                          int64_t from_stride, int64_t to_stride, const float *x, const float *w,
                          int64_t stride, const float *keep)
 {
-    bool begun = false;
-    for (; pairs >= 4; pairs -= 4, x += 4 * FEATURE_ROW, w += 4 * stride, begun = true)
-        add_some(U, 4, dim, begun ? to : from, to, begun ? to_stride : from_stride, to_stride, x, w,
-                 stride, begun ? NULL : keep);
-    for (; pairs > 0; pairs--, x += FEATURE_ROW, w += stride, begun = true)
-        add_some(U, 1, dim, begun ? to : from, to, begun ? to_stride : from_stride, to_stride, x, w,
-                 stride, begun ? NULL : keep);
-    if (!begun && (from != to || keep))
-        add_some(U, 0, dim, from, to, from_stride, to_stride, x, w, stride, keep);
+    for (; pairs > 4; pairs -= 4, x += 4 * FEATURE_ROW, w += 4 * stride) {
+        add_some(U, 4, dim, from, to, from_stride, to_stride, x, w, stride, keep);
+        from = to;
+        from_stride = to_stride;
+        keep = NULL;
+    }
+#define ADD(J) add_some(U, J, dim, from, to, from_stride, to_stride, x, w, stride, keep)
+    switch (pairs) {
+    case 4: ADD(4); break;
+    case 3: ADD(3); break;
+    case 2: ADD(2); break;
+    case 1: ADD(1); break;
+    default:
+        if (from != to || keep)
+            ADD(0);
+    }
+#undef ADD
 }
 
 /* These few are called once a block or less, or by rules that have more to do: one copy of each will
@@ -346,7 +354,7 @@ OUTLINE void add_pairs(int U, int64_t pairs, int64_t dim, const float *from, flo
 }
 
 INLINE void project_some(const int U, const int M, int64_t dim, const float *s, int64_t s_stride,
-                         const float *a, int64_t a_stride, float *sums)
+                         const float *a, int64_t a_stride, float *sums, int64_t stride)
 {
     panel_row sum[4] = {{{{0}}}};
     int64_t d;
@@ -354,25 +362,29 @@ INLINE void project_some(const int U, const int M, int64_t dim, const float *s, 
         const panel_row row = row_load(s, U);
         UNROLL for (int m = 0; m < M; m++) row_add(&sum[m], a[d + m * a_stride], &row, U);
     }
-    UNROLL for (int m = 0; m < M; m++) row_store(sums + m * PANEL, &sum[m], U);
+    UNROLL for (int m = 0; m < M; m++) row_store(sums + m * stride, &sum[m], U);
 }
 
 INLINE void project_of(const int U, int64_t rows, int64_t dim, const float *s, int64_t s_stride,
-                       const float *a, int64_t a_stride, float *sums)
+                       const float *a, int64_t a_stride, float *sums, int64_t stride)
 {
-    for (; rows >= 4; rows -= 4, a += 4 * a_stride, sums += 4 * PANEL)
-        project_some(U, 4, dim, s, s_stride, a, a_stride, sums);
-    for (; rows >= 2; rows -= 2, a += 2 * a_stride, sums += 2 * PANEL)
-        project_some(U, 2, dim, s, s_stride, a, a_stride, sums);
-    if (rows)
-        project_some(U, 1, dim, s, s_stride, a, a_stride, sums);
+#define PROJECT(M) project_some(U, M, dim, s, s_stride, a, a_stride, sums, stride)
+    for (; rows > 4; rows -= 4, a += 4 * a_stride, sums += 4 * stride)
+        PROJECT(4);
+    switch (rows) {
+    case 4: PROJECT(4); break;
+    case 3: PROJECT(3); break;
+    case 2: PROJECT(2); break;
+    case 1: PROJECT(1); break;
+    }
+#undef PROJECT
 }
 
-/* sums = S^T a for rows of features, a_stride apart. */
+/* sums = S^T a for rows of features, a_stride apart; sums are `stride` apart. */
 OUTLINE void project(int U, int64_t rows, int64_t dim, const float *s, int64_t s_stride,
-                     const float *a, int64_t a_stride, float *sums)
+                     const float *a, int64_t a_stride, float *sums, int64_t stride)
 {
-#define PROJECT(U) project_of(U, rows, dim, s, s_stride, a, a_stride, sums)
+#define PROJECT(U) project_of(U, rows, dim, s, s_stride, a, a_stride, sums, stride)
     WITH_U(U, PROJECT);
 #undef PROJECT
 }

@@ -135,6 +135,8 @@ INLINE void run_group(const fused_work *f, const group_work *g, const float *fac
         commit_panel(f, g, due, U);
     if (has_factors(f, g->b, g->low)) {
         walk_group_factors(f, g, factors, keys, U);
+    } else if (g->tokens == GROUP && is_short_window(f, g->low)) {
+        walk_short_pass(f, g, U);
     } else {
         const panel_row decay = walk(f, g, g->tokens, U);
         finish_group(f, g, &decay, U);

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernels' eigenvalues of many windows at once, on every level that this machine has, against
+ * eigen.h, which takes one. */
+
+#include "../src/common/eigen.h"
+#include "../src/conformance/random.h"
+#include "../src/cpu/cpu.h"
+
+#include <criterion/criterion.h>
+
+#define LANES 16 /* at most */
+#define LOWER ((FWA_EIGEN_MAX + 1) * FWA_EIGEN_MAX / 2)
+
+static const char *const levels[] = {"generic", "avx2", "avx512", "neon"};
+#define LEVELS (sizeof levels / sizeof levels[0])
+
+typedef struct {
+    int n;
+    float gram[FWA_EIGEN_MAX][FWA_EIGEN_MAX];
+} window;
+
+typedef enum { RANDOM, REPEATED, RANK_ONE, NEARLY, ORTHOGONAL, ONE_PAIR, ZERO, KINDS } kind;
+
+/* Element d of key i, from that of the first key and a random number. */
+static double key_element(kind what, int i, int d, double first, double own)
+{
+    switch (what) {
+    case REPEATED: return i % 3 ? own : first;
+    case RANK_ONE: return first * (i + 1);
+    case NEARLY: return first + 1e-4 * own;
+    case ORTHOGONAL: return i == d;
+    case ONE_PAIR: return i == 0 ? first : 0;
+    case ZERO: return 0;
+    default: return own;
+    }
+}
+
+/* The Gram matrix of n keys of that kind, times `size`. */
+static window make_window(kind what, int n, double size, uint64_t seed)
+{
+    conformance_random random = conformance_random_seed(seed);
+    double keys[FWA_EIGEN_MAX][FWA_EIGEN_MAX], first[FWA_EIGEN_MAX];
+    window w = {.n = n};
+    for (int d = 0; d < n; d++)
+        first[d] = conformance_random_normal(&random);
+    for (int i = 0; i < n; i++)
+        for (int d = 0; d < n; d++)
+            keys[i][d] = key_element(what, i, d, first[d], conformance_random_normal(&random));
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < n; j++) {
+            double sum = 0;
+            for (int d = 0; d < n; d++)
+                sum += keys[i][d] * keys[j][d];
+            w.gram[i][j] = (float)(sum * size);
+        }
+    return w;
+}
+
+static double expected(const window *w)
+{
+    double gram[FWA_EIGEN_MAX * FWA_EIGEN_MAX], vector[FWA_EIGEN_MAX];
+    for (int i = 0; i < w->n; i++)
+        for (int j = 0; j < w->n; j++)
+            gram[i * w->n + j] = (double)w->gram[i][j];
+    return fwa_top_eigen(w->n, gram, vector);
+}
+
+/* Of as many windows of n pairs as the kernels take. */
+static void eigenvalues(const fwa_cpu_kernels *kernels, const window *windows, double *to)
+{
+    static double matrices[LOWER * LANES] __attribute__((aligned(64)));
+    const int n = windows[0].n;
+    double *at = matrices;
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j <= i; j++)
+            for (int t = 0; t < kernels->lanes; t++)
+                *at++ = (double)windows[t].gram[i][j];
+    kernels->top_eigenvalues(n, matrices, to);
+}
+
+/* All kinds in turn, in the lanes of one call, of all scales that squared norms may have. */
+Test(eigen, many_at_once)
+{
+    static const double sizes[] = {1, 1e-18, 1e18, 1e-30, 1e32};
+    for (size_t level = 0; level < LEVELS; level++) {
+        const fwa_cpu_kernels *kernels = fwa_cpu_kernels_select(levels[level]);
+        for (uint64_t seed = 0; kernels && seed < 20 * FWA_EIGEN_MAX; seed++) {
+            const int n = (int)(seed % FWA_EIGEN_MAX) + 1;
+            window windows[LANES];
+            double got[LANES];
+            for (int t = 0; t < LANES; t++)
+                windows[t] = make_window((kind)((seed + (uint64_t)t) % KINDS), n,
+                                         sizes[(seed / 7 + (uint64_t)t) % 5],
+                                         100 * seed + (uint64_t)t);
+            eigenvalues(kernels, windows, got);
+            for (int t = 0; t < kernels->lanes; t++) {
+                const double want = expected(&windows[t]);
+                cr_expect_leq(fabs(got[t] - want), 2e-8 * want,
+                              "%s, n %d, kind %d: %.12g, not %.12g", levels[level], n,
+                              (int)((seed + (uint64_t)t) % KINDS), got[t], want);
+            }
+        }
+    }
+}
+
+/* Windows that have no whole number of pairs yet hold rows of zeros: the value is that of the rest. */
+Test(eigen, zero_rows)
+{
+    for (size_t level = 0; level < LEVELS; level++) {
+        const fwa_cpu_kernels *kernels = fwa_cpu_kernels_select(levels[level]);
+        for (int n = 2; kernels && n <= FWA_EIGEN_MAX; n++) {
+            window windows[LANES];
+            double got[LANES];
+            for (int t = 0; t < LANES; t++) {
+                windows[t] = make_window(RANDOM, n, 1, (uint64_t)(n * LANES + t));
+                for (int i = 0; i < n; i++)
+                    for (int j = 0; j < n; j++)
+                        if (i < t % n || j < t % n)
+                            windows[t].gram[i][j] = 0;
+            }
+            eigenvalues(kernels, windows, got);
+            for (int t = 0; t < kernels->lanes; t++)
+                cr_expect_leq(fabs(got[t] - expected(&windows[t])), 2e-8 * expected(&windows[t]));
+        }
+    }
+}
+
+/* A window's value is the same bits whatever the other lanes hold, and whichever lane it is in: an
+ * infinite number or a NaN makes NaN of that window's. */
+Test(eigen, lanes_apart)
+{
+    static const float strange[] = {NAN, INFINITY, -INFINITY, 0, 1e38f, 1e-38f};
+    for (size_t level = 0; level < LEVELS; level++) {
+        const fwa_cpu_kernels *kernels = fwa_cpu_kernels_select(levels[level]);
+        for (int n = 1; kernels && n <= FWA_EIGEN_MAX; n++) {
+            const window one = make_window(RANDOM, n, 1, (uint64_t)n);
+            window windows[LANES];
+            double alone[LANES], got[LANES];
+            for (int t = 0; t < LANES; t++)
+                windows[t] = one;
+            eigenvalues(kernels, windows, alone);
+            for (int t = 0; t < kernels->lanes; t++)
+                cr_expect_eq(alone[t], alone[0]);
+            for (int bad = 0; bad < 6 * kernels->lanes; bad++) {
+                const int lane = bad % kernels->lanes, row = bad % n;
+                window odd = one;
+                odd.gram[row][row / 2] = odd.gram[row / 2][row] = strange[bad / kernels->lanes];
+                windows[lane] = odd;
+                eigenvalues(kernels, windows, got);
+                for (int t = 0; t < kernels->lanes; t++)
+                    cr_expect(t == lane || got[t] == alone[0], "%s, n %d: lane %d, from lane %d",
+                              levels[level], n, t, lane);
+                cr_expect(bad / kernels->lanes > 2 || isnan(got[lane]), "%s, n %d: %g",
+                          levels[level], n, got[lane]);
+                windows[lane] = one;
+            }
+        }
+    }
+}
