@@ -78,6 +78,21 @@ static fwa_status check_seen(const fwa_problem *p, const fwa_inputs *in, int64_t
     return FWA_OK;
 }
 
+/* True where none of the dense numbers has the wrong sign: those of all columns of all tokens are
+ * looked at in each call. */
+static bool signs_are_right(const float *x, int64_t count, float sign)
+{
+    typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+    typedef int32_t four_int __attribute__((vector_size(16)));
+    four_int wrong = {0};
+    int64_t i = 0;
+    for (; i + 4 <= count; i += 4)
+        wrong |= (four_int)(*(const four *)(x + i) * sign < 0);
+    for (; i < count; i++)
+        wrong[0] |= x[i] * sign < 0;
+    return !(wrong[0] | wrong[1] | wrong[2] | wrong[3]);
+}
+
 /* The gates of a sequence: log_gate <= 0, beta >= 0, lambda >= 0. NaN is data. */
 static fwa_status check_signs(const fwa_problem *p, const fwa_inputs *in, const fwa_sequence *s)
 {
@@ -100,8 +115,13 @@ static fwa_status check_signs(const fwa_problem *p, const fwa_inputs *in, const 
         int64_t heads = fwa_present(x) && x->stride[2] == 0 ? 1 : p->heads_value;
         for (t = 0; t < tokens; t++)
             for (h = 0; h < heads; h += channels ? 1 : count) {
+                const int64_t at = fwa_at3(x, s->row, s->first + t, h);
                 count = channels ? p->value_dim : heads - h < 256 ? heads - h : 256;
-                fwa_load_f64(x, fwa_at3(x, s->row, s->first + t, h), count, row);
+                if (x->dtype == FWA_DTYPE_F32 && x->stride[x->rank - 1] == 1 &&
+                    signs_are_right((const float *)(const void *)fwa_element(x, at), count,
+                                    (float)gates[i].sign))
+                    continue;
+                fwa_load_f64(x, at, count, row);
                 for (c = 0; c < count; c++)
                     if (row[c] * gates[i].sign < 0)
                         return fwa_fail(FWA_ERROR_VALUE,

@@ -204,19 +204,23 @@ static void fetch_more(fetcher *a, const fwa_tensor *t, int64_t offset, int64_t 
                     count * size);
 }
 
-/* For `tokens` tokens from `start` on of value head `head`: q, k, v and o. They are shared out over
- * the passes of a block, each of which fetches a line or two for every four rows of the state. */
+/* For `tokens` tokens from `start` on of value head `head`: q, k, v, o and columns of beta, shared out
+ * over the passes of a block. */
 static fetcher fetcher_make(const fused_work *f, int64_t head, int64_t start, int64_t tokens)
 {
     const unit_work *w = &f->w;
     const fwa_cpu_unit u = fwa_cpu_head_unit(w->plan, head, f->unit->column, f->unit->columns);
-    const fwa_tensor *v = w->in.v, *o = f->args ? &f->args->o : v;
+    const fwa_tensor *v = w->in.v, *o = f->args ? &f->args->o : v, *beta = w->in.beta;
     const int64_t row = w->s->row, token = w->s->first + start;
-    fetcher a = {.rows = 4 * tokens};
+    fetcher a = {.rows = 0};
     fetch_more(&a, w->in.q, fwa_at3(w->in.q, row, token, u.query_head), w->p->key_dim);
     fetch_more(&a, w->in.k, fwa_at3(w->in.k, row, token, u.key_head), w->p->key_dim);
     fetch_more(&a, v, fwa_at3(v, row, token, u.head) + u.column * v->stride[3], u.columns);
     fetch_more(&a, o, fwa_at3(o, row, token, u.head) + u.column * o->stride[3], u.columns);
+    if (w->per_channel && fwa_present(beta))
+        fetch_more(&a, beta, fwa_at3(beta, row, token, u.head) + u.column * beta->stride[3],
+                   u.columns);
+    a.rows = a.tensors * tokens;
     return a;
 }
 
@@ -256,8 +260,8 @@ INLINE void pass_rows(const int U, const bool keys, const bool scaled, int64_t d
         s += U * FWA_LANES;
     }
     while (d < last) {
-        int64_t until = d + 4 < last ? d + 4 : last;
-        fetch(&next);
+        int64_t until = d + next.apart < last ? d + next.apart : last;
+        fetch_row(&next);
         for (; d < until; d++, s += U * FWA_LANES) {
             panel_row fresh = row_load(s, U);
             if (scaled)
@@ -281,7 +285,6 @@ INLINE void pass_rows(const int U, const bool keys, const bool scaled, int64_t d
     ahead->row = next.row;
     ahead->token = next.token;
     ahead->tensor = next.tensor;
-    ahead->line = next.line;
     UNROLL for (int j = 0; j < GROUP; j++)
     {
         if (keys)

@@ -176,6 +176,7 @@ static void run_block(const fused_work *f, fetcher *ahead, bool keep)
     const int64_t passes = (f->tokens + GROUP - 1) / GROUP * ((f->width + PANEL - 1) / PANEL);
     const int64_t share = (ahead->rows + passes - 1) / passes;
     int64_t at, count;
+    ahead->apart = share > 0 && f->w.p->key_dim / share > 4 ? f->w.p->key_dim / share : 4;
 #define RUN(U, count)                                                                              \
     do {                                                                                           \
         if (f->w.regression)                                                                       \

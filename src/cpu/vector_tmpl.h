@@ -168,27 +168,27 @@ static float dot(const float *a, const float *b, int64_t n)
 
 /* Rows of several tensors, token by token, that are wanted in the second cache. */
 typedef struct {
-    const char *at[FETCHED];     /* the first row in each tensor */
-    int64_t step[FETCHED];       /* bytes from row to row */
-    int64_t lines[FETCHED];      /* of a row */
-    int64_t tensors, rows;       /* rows of all of them */
-    int64_t row, limit;          /* the next; the first that is not wanted yet */
-    int64_t token, tensor, line; /* where the next is */
+    const char *at[FETCHED]; /* the first row in each tensor */
+    int64_t step[FETCHED];   /* bytes from row to row */
+    int64_t lines[FETCHED];  /* of a row */
+    int64_t tensors, rows;   /* rows of all of them */
+    int64_t row, limit;      /* the next; the first that is not wanted yet */
+    int64_t token, tensor;   /* where the next is */
+    int64_t apart;           /* rows of a state that a pass works on between two of these */
 } fetcher;
 
-/* The next line. */
-INLINE void fetch(fetcher *a)
+/* The next row. */
+INLINE void fetch_row(fetcher *a)
 {
+    const char *at = a->at[a->tensor] + a->token * a->step[a->tensor];
     if (a->row >= a->limit)
         return;
-    __builtin_prefetch(a->at[a->tensor] + a->token * a->step[a->tensor] + 64 * a->line, 0, 2);
-    if (++a->line >= a->lines[a->tensor]) {
-        a->line = 0;
-        a->row++;
-        if (++a->tensor >= a->tensors) {
-            a->tensor = 0;
-            a->token++;
-        }
+    for (int64_t i = 0; i < a->lines[a->tensor]; i++)
+        __builtin_prefetch(at + 64 * i, 0, 2);
+    a->row++;
+    if (++a->tensor >= a->tensors) {
+        a->tensor = 0;
+        a->token++;
     }
 }
 
@@ -196,16 +196,8 @@ INLINE void fetch(fetcher *a)
 static void fetch_lines(fetcher *a, int64_t count)
 {
     while (count > 0 && a->row < a->limit) {
-        const char *at = a->at[a->tensor] + a->token * a->step[a->tensor];
-        const int64_t lines = a->lines[a->tensor];
-        for (int64_t i = 0; i < lines; i++)
-            __builtin_prefetch(at + 64 * i, 0, 2);
-        count -= lines;
-        a->row++;
-        if (++a->tensor >= a->tensors) {
-            a->tensor = 0;
-            a->token++;
-        }
+        count -= a->lines[a->tensor];
+        fetch_row(a);
     }
 }
 
