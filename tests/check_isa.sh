@@ -5,7 +5,8 @@
 #
 #     check_isa.sh TOOL ISA [OPTION...]
 #
-# TOOL: the fwa command. ISA: generic, avx2, avx512 or neon. OPTION: more for `fwa check`.
+# TOOL: the fwa command. ISA: generic, avx2, avx512, avx512bf16, amx or neon.
+# OPTION: more for `fwa check`.
 set -u
 
 tool=$1 isa=$2
@@ -14,6 +15,8 @@ case $isa in
     generic) needs=() ;;
     avx2) needs=(avx2 fma f16c) ;;
     avx512) needs=(avx512f avx512bw avx512dq avx512vl) ;;
+    avx512bf16) needs=(avx512f avx512bw avx512dq avx512vl avx512_bf16) ;;
+    amx) needs=(avx512f avx512bw avx512dq avx512vl avx512_bf16 amx_tile amx_bf16) ;;
     neon) needs=(asimd) ;;
     *) echo "Bail out! no such level: $isa"; exit 1 ;;
 esac

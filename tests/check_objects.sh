@@ -19,9 +19,14 @@ trap 'rm -f "$code"' EXIT
 evex='%zmm|%k[0-7]|%[xy]mm(1[6-9]|[23][0-9])'
 vex="$evex|%ymm|\tv[a-z]|\t(andn|bextr|blsi|blsmsk|blsr|bzhi|mulx|pdep|pext|rorx|sarx|shlx|shrx)[lq]?\s"
 
+bf16='\t(vdpbf16ps|vcvtne2?ps2bf16)\s'
+amx='\t(t(dp[a-z0-9]+|ile[a-z0-9]+)|ldtilecfg|sttilecfg)\b'
+
 # part of a file's name, what must not be there, what must. The first that fits counts.
 levels=(
-    "_avx512 (?!)            \tv[a-z0-9]+\s.*%zmm"
+    "_amx          (?!)          $amx"
+    "_avx512bf16   $amx          $bf16"
+    "_avx512       ($bf16|$amx)  \tv[a-z0-9]+\s.*%zmm"
     "_avx2   $evex           \tv[a-z0-9]+\s.*%ymm"
     ".       $vex            \tret"
 )

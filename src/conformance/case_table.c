@@ -65,6 +65,14 @@ typedef struct special {
         "falcon1a", "dims", CONFORMANCE_RANDOM, -1, -1, 1, d, v, 23, CONFORMANCE_PACKED,           \
             CONFORMANCE_CONTINUED, F16                                                             \
     }
+#define LONG(preset, kind, heads, d, v, t, sequences, carrying)                                    \
+    {                                                                                              \
+        preset, "long", CONFORMANCE_##kind, -1, -1, heads, d, v, t, CONFORMANCE_##sequences,       \
+            CONFORMANCE_##carrying, BF16                                                           \
+    }
+#define LONG_FOR_BOTH(kind, d, v, t)                                                               \
+    LONG("falcon1", kind, 1, d, v, t, ONE, CONTINUED),                                             \
+        LONG("falcon1a", kind, 1, d, v, t, ONE, CONTINUED)
 #define DECODE(preset, dtype)                                                                      \
     {                                                                                              \
         preset, "decode", CONFORMANCE_RANDOM, -1, -1, 5, 128, 128, 1, CONFORMANCE_BATCH,           \
@@ -120,6 +128,28 @@ static const special specials[] = {
      CONFORMANCE_CONTINUED, FWA_DTYPE_F64},
     {"falcon3a", "wide-types", CONFORMANCE_RANDOM, -1, -1, 1, 16, 16, 33, CONFORMANCE_ONE,
      CONFORMANCE_CONTINUED, FWA_DTYPE_F64},
+    /* bf16 in whole vectors, for kernels that multiply in it. */
+    LONG_FOR_BOTH(RANDOM, 128, 128, 500),
+    LONG_FOR_BOTH(EQUAL_KEYS, 32, 32, 531),
+    LONG_FOR_BOTH(CORRELATED_KEYS, 64, 48, 531),
+    LONG_FOR_BOTH(TINY_GATES, 32, 16, 149),
+    LONG_FOR_BOTH(WILD_GATES, 32, 48, 149),
+    LONG_FOR_BOTH(HALF_OPEN_GATES, 64, 32, 149),
+    LONG_FOR_BOTH(CLOSED_GATES, 32, 80, 149),
+    LONG_FOR_BOTH(CLAMPED, 32, 32, 101),
+    LONG_FOR_BOTH(ZERO_KEYS, 32, 48, 101),
+    LONG_FOR_BOTH(BIG_RIDGE, 64, 16, 101),
+    LONG_FOR_BOTH(SCALED, 32, 32, 101),
+    LONG("falcon1", RANDOM, 2, 64, 48, 200, BATCH, COMMITTED),
+    LONG("falcon1", CORRELATED_KEYS, 2, 32, 32, 100, BATCH, COMMITTED),
+    LONG("falcon1a", RANDOM, 5, 32, 112, 200, BATCH, COMMITTED),
+    LONG("falcon1a.1", RANDOM, 4, 64, 32, 150, PACKED, CONTINUED),
+    LONG("falcon1a.3", RANDOM, 1, 32, 16, 150, BATCH, POOL),
+    LONG("deltanet", CORRELATED_KEYS, 3, 64, 64, 150, PACKED, CONTINUED),
+    LONG("gated_deltanet", RANDOM, 5, 96, 80, 333, BATCH, POOL),
+    LONG("gated_deltanet", WILD_GATES, 1, 32, 32, 150, BATCH, COMMITTED),
+    LONG("mamba2", HALF_OPEN_GATES, 4, 64, 32, 150, PACKED, CONTINUED),
+    LONG("retnet", RANDOM, 1, 256, 256, 80, ONE, FRESH),
 };
 
 #define SPECIALS ((int32_t)(sizeof specials / sizeof *specials))

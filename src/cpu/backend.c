@@ -91,6 +91,17 @@ static int32_t panels_together(const fwa_cpu_plan *plan)
     return (int32_t)(cache < 1 ? 1 : cache < most ? cache : most);
 }
 
+/* True where the forward may take products of bf16 pairs: inputs are bf16, and so are features but
+ * for a factor of the row; the sums and solves within a chunk are those of one pair a token with one
+ * gate a head. */
+static bool fits_bf16(const fwa_cpu_plan *plan)
+{
+    const fwa_problem *p = &plan->problem;
+    return plan->kernels->bf16 && plan->fused && p->dtype == FWA_DTYPE_BF16 && p->window == 1 &&
+           p->dynamics == FWA_DYNAMICS_PER_HEAD && !p->normalizer &&
+           p->phi != FWA_FEATURE_MAP_ELU1 && p->key_dim % 32 == 0 && p->value_dim % 16 == 0;
+}
+
 static fwa_status make_plan(void *device, const fwa_problem *problem, int32_t lanes, void **result,
                             fwa_message *message)
 {
@@ -109,6 +120,7 @@ static fwa_status make_plan(void *device, const fwa_problem *problem, int32_t la
                                                  : plan->form == FWA_FORM_RECURRENT;
     plan->segment = plan->chunk ? FWA_CPU_SEGMENT_TOKENS : 0;
     plan->fused = plan->form == FWA_FORM_CHUNKED;
+    plan->bf16 = fits_bf16(plan);
     plan->adjoint = plan->fused && problem->window == 1 && !problem->normalizer &&
                     problem->dynamics == FWA_DYNAMICS_PER_HEAD;
     plan->own_keys = plan->adjoint && problem->heads_key == problem->heads_value;
@@ -220,12 +232,15 @@ static size_t lane_size(const fwa_cpu_plan *plan, int64_t tokens, bool backward)
 {
     fwa_cpu_chunk chunk;
     fwa_cpu_fused fused;
+    fwa_cpu_bf16 bf16;
     fwa_cpu_adjoint adjoint;
+    size_t other = plan->bf16 ? fwa_cpu_bf16_layout(plan, NULL, &bf16) : 0;
     size_t forward = plan->fused ? fwa_cpu_fused_layout(plan, NULL, &fused)
                                  : fwa_cpu_chunk_layout(plan, tokens, backward, NULL, &chunk);
     size_t size = !backward       ? 0
                   : plan->adjoint ? fwa_cpu_adjoint_layout(plan, NULL, &adjoint)
                                   : fwa_cpu_chunk_layout(plan, tokens, true, NULL, &chunk);
+    forward = other > forward ? other : forward;
     return size > forward ? size : forward;
 }
 
@@ -339,9 +354,16 @@ static void run_states(const call_work *work, const fwa_carry *in, const fwa_seq
         const int64_t left = plan->problem.heads_value - head;
         const fwa_cpu_fused_unit u = {head, left < work->heads ? left : work->heads,
                                       unit % work->splits * work->columns, work->columns};
-        fwa_cpu_fused fused;
-        fwa_cpu_fused_layout(plan, work->scratch + (size_t)lane * work->lane_size, &fused);
-        plan->kernels->fused(plan, work->call, in, s, &u, &fused, kept);
+        char *scratch = work->scratch + (size_t)lane * work->lane_size;
+        if (plan->bf16 && s->length >= FWA_CPU_BF16_TOKENS) {
+            fwa_cpu_bf16 bf16;
+            fwa_cpu_bf16_layout(plan, scratch, &bf16);
+            plan->kernels->bf16(plan, work->call, in, s, &u, &bf16, kept);
+        } else {
+            fwa_cpu_fused fused;
+            fwa_cpu_fused_layout(plan, scratch, &fused);
+            plan->kernels->fused(plan, work->call, in, s, &u, &fused, kept);
+        }
     } else {
         fwa_cpu_chunk chunk = lane_chunk(work, lane);
         chunk.w_trace = NULL;

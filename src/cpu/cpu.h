@@ -47,6 +47,7 @@ typedef struct fwa_cpu_plan {
     int32_t blocks;   /* units per value head */
     int32_t together; /* panels that take turns in a pass: what the first cache holds */
     bool fused;       /* the forward is fused_tmpl.h's */
+    bool bf16;        /* but of sequences that are long enough bf16_tmpl.h's */
     bool adjoint;     /* the backward is adjoint_tmpl.h's */
     bool own_keys, own_queries; /* and writes these gradients itself: no two heads share them */
     char name[2][96];
@@ -160,6 +161,67 @@ typedef struct fwa_cpu_adjoint {
     float *raw;             /* [256] */
 } fwa_cpu_adjoint;
 
+/* Tokens of a chunk of the bf16 forward; and of a sequence, from which on it is worth its setup. */
+#define FWA_CPU_BF16_CHUNK  16
+#define FWA_CPU_BF16_TOKENS 16
+/* Value columns of its panels. */
+#define FWA_CPU_BF16_PANEL 32
+
+/* A chunk of the bf16 forward, by its rows: tokens, and behind them what it has no tokens for. */
+typedef struct fwa_cpu_bf16_chunk {
+    float gram[FWA_CPU_BF16_CHUNK][FWA_CPU_BF16_CHUNK]; /* of the rows, without their factors */
+    float scores[FWA_CPU_BF16_CHUNK][FWA_CPU_BF16_CHUNK];
+    float solve[FWA_CPU_BF16_CHUNK][FWA_CPU_BF16_CHUNK]; /* A and W, with them */
+    float read[FWA_CPU_BF16_CHUNK][FWA_CPU_BF16_CHUNK];
+    float key_scale[FWA_CPU_BF16_CHUNK]; /* features are so many times the row */
+    float query_scale[FWA_CPU_BF16_CHUNK];
+    float energy[FWA_CPU_BF16_CHUNK]; /* |x|^2 */
+    float gamma[FWA_CPU_BF16_CHUNK], eta[FWA_CPU_BF16_CHUNK];
+    float predict[FWA_CPU_BF16_CHUNK]; /* E of predictions and of reads, and F, with the factors */
+    float recall[FWA_CPU_BF16_CHUNK];
+    float write[FWA_CPU_BF16_CHUNK];
+    float scale; /* g at the chunk's start: S = g S' */
+    float keep;  /* what S' is multiplied by at its end */
+    bool exact_predict[FWA_CPU_BF16_CHUNK], exact_write[FWA_CPU_BF16_CHUNK];
+    bool predicts_exactly, writes_exactly; /* of any row */
+    bool bare;                             /* the first row is no pair */
+    int64_t b, tokens;                     /* tokens [b, b + tokens) of the block */
+    /* In words of two bf16 numbers, which a product of pairs takes together: */
+    uint32_t *keys, *queries; /* [C, D / 2]: features, but for their factors */
+    uint32_t *pairs;          /* [C / 2, D]: keys of two tokens */
+    float *exact_keys;        /* [C, D] */
+} fwa_cpu_bf16_chunk;
+
+/* A chunk in a panel. */
+typedef struct fwa_cpu_bf16_panel {
+    float sums[2 * FWA_CPU_BF16_CHUNK][FWA_CPU_BF16_PANEL]; /* X S, Q S */
+    float rows[FWA_CPU_BF16_CHUNK][FWA_CPU_BF16_PANEL];     /* R */
+    float exact_sums[FWA_CPU_BF16_CHUNK][FWA_CPU_BF16_PANEL];
+    float exact_written[FWA_CPU_BF16_CHUNK][FWA_CPU_BF16_PANEL];  /* F R */
+    uint32_t written[FWA_CPU_BF16_CHUNK / 2][FWA_CPU_BF16_PANEL]; /* the same, rounded */
+    uint16_t values[FWA_CPU_BF16_CHUNK][FWA_CPU_BF16_PANEL];
+    uint16_t outputs[FWA_CPU_BF16_CHUNK][FWA_CPU_BF16_PANEL];
+    const uint16_t *value; /* these, or the caller's rows */
+    uint16_t *output;
+    int64_t value_stride, output_stride;
+} fwa_cpu_bf16_panel;
+
+/* One lane's scratch for the bf16 forward (bf16_tmpl.h). */
+typedef struct fwa_cpu_bf16 {
+    fwa_cpu_bf16_chunk *chunks; /* of a block */
+    fwa_cpu_bf16_panel *panel;
+    uint32_t *keys, *queries; /* the chunks' */
+    uint32_t *pairs;
+    float *exact_keys;
+    uint32_t *turned;       /* [D / 2, C]: keys of a chunk, transposed */
+    uint32_t *copy;         /* [D / 2, columns of a panel]: its state, two rows to a word */
+    uint32_t *commit_pairs; /* [C / 2, D] */
+    float *commit;          /* [D, columns of a panel] */
+    float *raw;             /* [2, 256] */
+    size_t head_size;       /* bytes from a head's state to the next one's */
+    float *state;           /* panels [D, columns of the panel], one behind the other */
+} fwa_cpu_bf16;
+
 /* Heads [head, head + heads) and their value columns [column, column + columns). */
 typedef struct fwa_cpu_fused_unit {
     int64_t head, heads, column;
@@ -182,7 +244,11 @@ typedef struct fwa_cpu_kernels {
     void (*fused)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_carry *in,
                   const fwa_sequence *sequence, const fwa_cpu_fused_unit *unit,
                   const fwa_cpu_fused *scratch, const fwa_cpu_partials *kept);
-    /* The same backward, heads [head, head + heads). */
+    /* The same in products of bf16 pairs; NULL: there are none. */
+    void (*bf16)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_carry *in,
+                 const fwa_sequence *sequence, const fwa_cpu_fused_unit *unit,
+                 const fwa_cpu_bf16 *scratch, const fwa_cpu_partials *kept);
+    /* The chunked form backward, heads [head, head + heads). */
     void (*adjoint)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_sequence *sequence,
                     int64_t head, int64_t heads, fwa_cpu_adjoint *scratch,
                     const fwa_cpu_partials *partials);
@@ -204,6 +270,7 @@ size_t fwa_cpu_chunk_layout(const fwa_cpu_plan *plan, int64_t tokens, bool backw
                             fwa_cpu_chunk *chunk);
 
 size_t fwa_cpu_fused_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_fused *fused);
+size_t fwa_cpu_bf16_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_bf16 *bf16);
 size_t fwa_cpu_adjoint_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_adjoint *adjoint);
 /* Most heads of a unit: forward, as many as have their states in a second-level cache. */
 int32_t fwa_cpu_fused_heads(const fwa_cpu_plan *plan);

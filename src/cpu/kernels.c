@@ -29,6 +29,13 @@ bool fwa_cpu_has_avx512(void)
 }
 #endif
 
+#ifdef FWA_CPU_AVX512BF16
+bool fwa_cpu_has_avx512bf16(void)
+{
+    return fwa_cpu_has_avx512() && __builtin_cpu_supports("avx512bf16");
+}
+#endif
+
 #ifdef FWA_CPU_AARCH64
 bool fwa_cpu_has_neon(void)
 {
@@ -38,9 +45,11 @@ bool fwa_cpu_has_neon(void)
 
 /* Best first. */
 static const fwa_cpu_kernels *const tables[] = {
+#ifdef FWA_CPU_AVX512BF16
+    &fwa_cpu_kernels_avx512bf16,
+#endif
 #ifdef FWA_CPU_X86
-    &fwa_cpu_kernels_avx512,
-    &fwa_cpu_kernels_avx2,
+    &fwa_cpu_kernels_avx512,     &fwa_cpu_kernels_avx2,
 #endif
 #ifdef FWA_CPU_AARCH64
     &fwa_cpu_kernels_neon,

@@ -141,6 +141,36 @@ size_t fwa_cpu_fused_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_fused 
     return a.size + f->head_size * (size_t)(fwa_cpu_fused_heads(plan) - 1);
 }
 
+/* Room for `count` structs of so many bytes. */
+static void *take_structs(arena *a, int64_t count, size_t size)
+{
+    return take(a, count, (int64_t)((size + sizeof(float) - 1) / sizeof(float)), 1);
+}
+
+size_t fwa_cpu_bf16_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_bf16 *f)
+{
+    const fwa_problem *p = &plan->problem;
+    const int64_t chunk = FWA_CPU_BF16_CHUNK, block = FWA_CPU_FUSED_BLOCK;
+    const int64_t dim = p->key_dim, panel = FWA_CPU_BF16_PANEL;
+    arena a = {base, 0};
+    memset(f, 0, sizeof *f);
+    f->chunks = take_structs(&a, block / chunk, sizeof *f->chunks);
+    f->panel = take_structs(&a, 1, sizeof *f->panel);
+    f->keys = take_structs(&a, block, (size_t)dim * 2);
+    f->queries = take_structs(&a, block, (size_t)dim * 2);
+    f->pairs = take_structs(&a, block, (size_t)dim * 2);
+    f->exact_keys = take(&a, p->objective == FWA_OBJECTIVE_REGRESSION ? block : 0, dim, 1);
+    f->turned = take_structs(&a, chunk, (size_t)dim * 2);
+    f->copy = take_structs(&a, panel, (size_t)dim * 2);
+    f->commit_pairs = take_structs(&a, chunk, (size_t)dim * 2);
+    f->commit = take(&a, dim, panel, 1);
+    f->raw = take(&a, 2, FWA_COLUMNS_LIMIT, 1);
+    f->head_size = a.size;
+    f->state = take(&a, dim, padded(p->value_dim), 1);
+    f->head_size = a.size - f->head_size;
+    return a.size + f->head_size * (size_t)(fwa_cpu_fused_heads(plan) - 1);
+}
+
 size_t fwa_cpu_adjoint_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_adjoint *f)
 {
     const fwa_problem *p = &plan->problem;

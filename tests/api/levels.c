@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const levels[] = {"generic", "avx2", "avx512", "neon"};
+static const char *const levels[] = {"generic", "avx2", "avx512", "avx512bf16", "amx", "neon"};
 #define LEVELS (sizeof levels / sizeof *levels)
 #define NOBODY "none" /* is called so */
 
