@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The chunked form's forward of bf16 inputs, where a step is one pair and gates are per head
  * (window 1, no normaliser), in products of bf16 pairs with sums in float32. Compiled once per kind
- * of such products: the including file, kernel_<isa>.c, defines FWA_ISA, FWA_AVAILABLE and
- * FWA_KERNEL(name). All other problems are those of the avx512 kernels.
+ * of such products: the including file, kernel_<isa>.c, defines FWA_ISA, FWA_AVAILABLE,
+ * FWA_KERNEL(name), and BF16_TILES for products of tiles instead of dot products. All other problems are those of the avx512 kernels.
  *
  * For a chunk of 16 tokens with the state S at its start, in the notation of the maths document,
  *
@@ -27,6 +27,11 @@
 #include "fused_tmpl.h"
 
 #include "bf16_products_tmpl.h"
+#ifdef BF16_TILES
+#include "bf16_tile_tmpl.h"
+#else
+#include "bf16_dot_tmpl.h"
+#endif
 #include "bf16_block_tmpl.h"
 
 /* ---- A panel ---- */
@@ -191,15 +196,12 @@ static void add_exact(const bf16_work *w, const bf16_chunk *c, int64_t tokens, i
     product_ahead(dim, width, tokens, keys, written[0], PANEL, from, to, width, factor, &none);
 }
 
-/* X S of a panel: rounded, but for the tokens that want it exactly. */
-static void predict_chunk(const bf16_work *w, const bf16_chunk *c, bf16_panel *p,
-                          const float *state, int U, fetcher *ahead)
+/* X S of a panel for the tokens that want it exactly. */
+OUTLINE void predict_exactly(const bf16_work *w, const bf16_chunk *c, bf16_panel *p,
+                             const float *state, int U)
 {
     const int64_t dim = w->f.dim;
     const operand keys = {c->exact_keys, dim, 1};
-    multiply(U, w->words, c->keys, w->s.copy, p->sums, ahead);
-    if (!c->predicts_exactly)
-        return;
     product(CHUNK, U * 16, dim, keys, state, U * 16, p->exact_sums[0], PANEL, NULL);
     for (int64_t t = 0; t < CHUNK; t++)
         if (c->exact_predict[t])
@@ -210,7 +212,6 @@ static void predict_chunk(const bf16_work *w, const bf16_chunk *c, bf16_panel *p
 OUTLINE void commit_chunk(const bf16_work *w, const bf16_chunk *c, const bf16_panel *p, int64_t at,
                           int64_t due, int U)
 {
-    static const uint32_t none[FWA_COLUMNS_LIMIT];
     const float *state = w->s.state + at * w->f.dim;
     float write[CHUNK], exact[CHUNK][PANEL] = {{0}};
     uint32_t written[CHUNK / 2][PANEL];
@@ -221,10 +222,8 @@ OUTLINE void commit_chunk(const bf16_work *w, const bf16_chunk *c, const bf16_pa
         for (int64_t i = 0; i < U * 16; i += 16)
             store(exact[t] + i, splat(write[t]) * load(p->rows[t] + i));
     }
+    pair_chunk(w->words, due, c->keys, w->s.commit_pairs);
     for (int64_t t = 0; t < CHUNK; t += 2) {
-        const uint32_t *even = c->keys + t * w->words, *odd = even + w->words;
-        pair_rows(w->words, t < due ? even : none, t + 1 < due ? odd : none,
-                  w->s.commit_pairs + t * w->words);
         for (int64_t i = 0; i < U * 16; i += 16)
             store_pairs(written[t / 2] + i, _mm512_loadu_ps(exact[t] + i),
                         _mm512_loadu_ps(exact[t + 1] + i));
@@ -296,9 +295,10 @@ static void run_chunk(const bf16_work *w, const bf16_chunk *c, int64_t at, int U
     float *state = w->s.state + at * dim;
     bf16_panel *p = w->s.panel;
     set_panel_rows(w, c, p, at, U * 16);
-    if (w->f.w.regression)
-        predict_chunk(w, c, p, state, U, ahead);
-    multiply(U, w->words, c->queries, w->s.copy, p->sums + CHUNK, ahead);
+    multiply(U, w->words, w->f.w.regression ? c->keys : NULL, c->queries, w->s.copy, p->sums,
+             ahead);
+    if (c->predicts_exactly)
+        predict_exactly(w, c, p, state, U);
     walk_chunk(w, c, p, U);
     if (w->f.args && p->output == p->outputs[0])
         store_panel_outputs(w, c, p, at, U * 16);
@@ -398,6 +398,7 @@ static void FWA_KERNEL(bf16)(const fwa_cpu_plan *plan, const fwa_call *call, con
                    .words = plan->problem.key_dim / 2};
     int64_t segment = fwa_cpu_first_segment(plan, s), start, next;
     w.f.dim = plan->problem.key_dim;
+    products_begin();
     begin_bf16_heads(&w, scratch);
     for (start = 0; !s->padded && start < s->length; start = next) {
         const bool starts = kept && fwa_cpu_segment_starts(plan, s, start);
@@ -408,6 +409,7 @@ static void FWA_KERNEL(bf16)(const fwa_cpu_plan *plan, const fwa_call *call, con
                        starts ? segment : -1);
         segment += starts;
     }
+    products_end();
 }
 
 /* ---- What there is no other way to compute than avx512's ---- */
