@@ -55,15 +55,46 @@ OUTLINE void multiply(int U, int64_t words, const uint32_t *keys, const uint32_t
 #undef MULTIPLY
 }
 
+/* Eight rows of the product below: those of keys and queries take turns, as one would wait for
+ * itself. */
+INLINE void multiply_square_rows(const bool gram, int64_t words, const uint32_t *keys,
+                                 const uint32_t *queries, const uint32_t *turned,
+                                 float (*gram_to)[16], float (*scores_to)[16])
+{
+    __m512 gram_sum[8], score_sum[8];
+    UNROLL for (int r = 0; r < 8; r++) gram_sum[r] = score_sum[r] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < words; k++) {
+        const __m512bh column = load_pairs(turned + k * 16);
+        UNROLL for (int r = 0; r < 8; r++)
+        {
+            if (gram)
+                gram_sum[r] = _mm512_dpbf16_ps(gram_sum[r], splat_pair(keys + r * words + k),
+                                               column);
+            score_sum[r] = _mm512_dpbf16_ps(score_sum[r], splat_pair(queries + r * words + k),
+                                            column);
+        }
+    }
+    UNROLL for (int r = 0; r < 8; r++)
+    {
+        if (gram)
+            _mm512_storeu_ps(gram_to[r], gram_sum[r]);
+        _mm512_storeu_ps(scores_to[r], score_sum[r]);
+    }
+}
+
 /* The Gram matrix and the scores of a chunk; `turned` are its keys, transposed. */
 OUTLINE void multiply_square(int64_t words, const uint32_t *keys, const uint32_t *queries,
                              const uint32_t *turned, float (*gram)[FWA_CPU_BF16_CHUNK],
                              float (*scores)[FWA_CPU_BF16_CHUNK])
 {
-    fetcher none = {.rows = 0};
-    if (keys)
-        multiply_rows(16, 1, words, keys, turned, gram[0], FWA_CPU_BF16_CHUNK, &none);
-    multiply_rows(16, 1, words, queries, turned, scores[0], FWA_CPU_BF16_CHUNK, &none);
+    for (int row = 0; row < 16; row += 8) {
+        if (keys)
+            multiply_square_rows(true, words, keys + row * words, queries + row * words, turned,
+                                 gram + row, scores + row);
+        else
+            multiply_square_rows(false, words, NULL, queries + row * words, turned, NULL,
+                                 scores + row);
+    }
 }
 
 /* Keys of two tokens to a word, for the product below: [8, D]. Those from `tokens` on are zeros. */

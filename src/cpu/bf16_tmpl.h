@@ -287,16 +287,15 @@ static void store_panel_residuals(const bf16_work *w, const bf16_chunk *c, const
             store(to + i, load(p->rows[t] + i));
 }
 
-/* One chunk of a panel. Its state is rounded again unless the block ends. */
+/* One chunk of a panel. */
 static void run_chunk(const bf16_work *w, const bf16_chunk *c, int64_t at, int U, fetcher *ahead)
 {
     const int64_t dim = w->f.dim, commit = w->f.w.s->commit, due = commit - w->f.start - c->b;
-    uint32_t *copy = c->b + c->tokens < w->f.tokens ? w->s.copy : NULL;
+    uint32_t *copy = w->s.copy + at * w->words;
     float *state = w->s.state + at * dim;
     bf16_panel *p = w->s.panel;
     set_panel_rows(w, c, p, at, U * 16);
-    multiply(U, w->words, w->f.w.regression ? c->keys : NULL, c->queries, w->s.copy, p->sums,
-             ahead);
+    multiply(U, w->words, w->f.w.regression ? c->keys : NULL, c->queries, copy, p->sums, ahead);
     if (c->predicts_exactly)
         predict_exactly(w, c, p, state, U);
     walk_chunk(w, c, p, U);
@@ -309,8 +308,7 @@ static void run_chunk(const bf16_work *w, const bf16_chunk *c, int64_t at, int U
     if (c->writes_exactly) {
         add_exact(w, c, c->tokens, U, state, state, c->keep,
                   (const float(*)[PANEL])p->exact_written);
-        if (copy)
-            copy_panel(U, dim, state, copy);
+        copy_panel(U, dim, state, copy);
     } else {
         add_written(U, dim, state, state, c->keep, c->pairs, p->written, copy);
     }
@@ -320,7 +318,6 @@ static void run_chunk(const bf16_work *w, const bf16_chunk *c, int64_t at, int U
 static void run_bf16_panel(const bf16_work *w, int64_t at, int U, fetcher *ahead)
 {
     const unit_work *u = &w->f.w;
-    copy_panel(U, w->f.dim, w->s.state + at * w->f.dim, w->s.copy);
     EACH_CHUNK(w, c) run_chunk(w, c, at, U, ahead);
     if (w->f.args && w->f.last && u->s->commit == u->s->length)
         store_panel(&w->f, at, w->s.state + at * w->f.dim, U);
@@ -334,6 +331,7 @@ static void select_bf16_head(bf16_work *w, const fwa_cpu_bf16 *first, int64_t in
     fused_work *f = &w->f;
     f->f->state = (float *)(void *)((char *)first->state + (size_t)index * first->head_size);
     w->s.state = f->f->state;
+    w->s.copy = (uint32_t *)(void *)((char *)first->copy + (size_t)index * first->head_size);
     f->w.u = fwa_cpu_head_unit(f->w.plan, f->unit->head + index, f->unit->column, f->unit->columns);
     f->width = f->w.u.width;
 }
@@ -348,8 +346,12 @@ static void begin_bf16_heads(bf16_work *w, const fwa_cpu_bf16 *first)
             clear_outputs(u, &w->f.args->o);
         else if (w->f.args && u->s->commit == 0)
             copy_state(u, &w->f.args->carry_out);
-        if (!u->s->padded)
-            load_states(&w->f);
+        if (u->s->padded)
+            continue;
+        load_states(&w->f);
+#define COPY(U) copy_panel(U, w->f.dim, w->s.state + at * w->f.dim, w->s.copy + at * w->words)
+        EACH_PANEL(&w->f, COPY);
+#undef COPY
     }
 }
 

@@ -209,12 +209,12 @@ typedef struct fwa_cpu_bf16 {
     uint32_t *pairs;
     float *exact_keys;
     uint32_t *turned;       /* [D / 2, C]: keys of a chunk, transposed */
-    uint32_t *copy;         /* [D / 2, columns of a panel]: its state, two rows to a word */
     uint32_t *commit_pairs; /* [C / 2, D] */
     float *commit;          /* [D, columns of a panel] */
     float *raw;             /* [2, 256] */
     size_t head_size;       /* bytes from a head's state to the next one's */
     float *state;           /* panels [D, columns of the panel], one behind the other */
+    uint32_t *copy;         /* panels [D / 2, columns]: the same rounded, two rows to a word */
 } fwa_cpu_bf16;
 
 /* Heads [head, head + heads) and their value columns [column, column + columns). */
