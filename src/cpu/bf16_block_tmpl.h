@@ -220,6 +220,7 @@ static float written_factors(const bf16_chunk *c, int64_t tokens, float *to)
 static void find_exact_rows(const bf16_work *w, bf16_chunk *c)
 {
     c->predicts_exactly = c->writes_exactly = false;
+    c->predicts_all_exactly = true;
     for (int64_t t = 0; t < CHUNK; t++) {
         const vec a = load(c->solve[t]);
         const bool gain = w->f.w.regression && c->eta[t] * c->energy[t] > MOST_GAIN;
@@ -227,6 +228,7 @@ static void find_exact_rows(const bf16_work *w, bf16_chunk *c)
         c->exact_predict[t] = gain;
         c->exact_write[t] = gain || alike;
         c->predicts_exactly |= gain;
+        c->predicts_all_exactly &= gain;
         c->writes_exactly |= gain || alike;
     }
     for (int64_t d = 0; c->writes_exactly && d < CHUNK * w->f.dim; d += 16)

@@ -294,8 +294,10 @@ static void run_chunk(const bf16_work *w, const bf16_chunk *c, int64_t at, int U
     uint32_t *copy = w->s.copy + at * w->words;
     float *state = w->s.state + at * dim;
     bf16_panel *p = w->s.panel;
+    const bool rounded = w->f.w.regression && !c->predicts_all_exactly;
     set_panel_rows(w, c, p, at, U * 16);
-    multiply(U, w->words, w->f.w.regression ? c->keys : NULL, c->queries, copy, p->sums, ahead);
+    multiply(U, w->words, rounded ? c->keys : NULL, c->queries, copy, p->sums, ahead);
+    fetch_lines(ahead, INT64_MAX); /* what is left */
     if (c->predicts_exactly)
         predict_exactly(w, c, p, state, U);
     walk_chunk(w, c, p, U);
@@ -314,11 +316,15 @@ static void run_chunk(const bf16_work *w, const bf16_chunk *c, int64_t at, int U
     }
 }
 
-/* The block at hand, one panel. */
-static void run_bf16_panel(const bf16_work *w, int64_t at, int U, fetcher *ahead)
+/* The block at hand, one panel. Each chunk brings `share` of the rows that come next. */
+static void run_bf16_panel(const bf16_work *w, int64_t at, int U, fetcher *ahead, int64_t share)
 {
     const unit_work *u = &w->f.w;
-    EACH_CHUNK(w, c) run_chunk(w, c, at, U, ahead);
+    EACH_CHUNK(w, c)
+    {
+        ahead->limit = ahead->limit + share < ahead->rows ? ahead->limit + share : ahead->rows;
+        run_chunk(w, c, at, U, ahead);
+    }
     if (w->f.args && w->f.last && u->s->commit == u->s->length)
         store_panel(&w->f, at, w->s.state + at * w->f.dim, U);
 }
@@ -363,6 +369,7 @@ static void run_bf16_block(bf16_work *w, const fwa_cpu_bf16 *first, int64_t star
     for (int64_t h = 0; h < f->unit->heads; h++) {
         const fwa_cpu_unit before = f->w.u;
         fetcher ahead;
+        int64_t passes, share;
         bool same_keys;
         select_bf16_head(w, first, h);
         same_keys = h > 0 && before.key_head == f->w.u.key_head &&
@@ -379,8 +386,9 @@ static void run_bf16_block(bf16_work *w, const fwa_cpu_bf16 *first, int64_t star
             ahead = fetcher_make(f, f->w.u.head + 1, start, tokens);
         else
             ahead = fetcher_make(f, f->unit->head, after ? start + tokens : start, after);
-        ahead.limit = ahead.rows;
-#define RUN(U) run_bf16_panel(w, at, U, &ahead)
+        passes = w->count * ((f->width + PANEL - 1) / PANEL);
+        share = (ahead.rows + passes - 1) / passes;
+#define RUN(U) run_bf16_panel(w, at, U, &ahead, share)
         EACH_PANEL(f, RUN);
 #undef RUN
     }

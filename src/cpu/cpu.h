@@ -179,8 +179,9 @@ typedef struct fwa_cpu_bf16_chunk {
     float keep;  /* what S' is multiplied by at its end */
     bool exact_predict[FWA_CPU_BF16_CHUNK], exact_write[FWA_CPU_BF16_CHUNK];
     bool predicts_exactly, writes_exactly; /* of any row */
-    bool bare;                             /* the first row is no pair */
-    int64_t b, tokens;                     /* tokens [b, b + tokens) of the block */
+    bool predicts_all_exactly;
+    bool bare;         /* the first row is no pair */
+    int64_t b, tokens; /* tokens [b, b + tokens) of the block */
     /* In words of two bf16 numbers, which a product of pairs takes together: */
     uint32_t *keys, *queries; /* [C, D / 2]: features, but for their factors */
     uint32_t *pairs;          /* [C / 2, D]: keys of two tokens */
