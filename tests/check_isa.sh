@@ -15,7 +15,10 @@ case $isa in
     generic) needs=() ;;
     avx2) needs=(avx2 fma f16c) ;;
     avx512) needs=(avx512f avx512bw avx512dq avx512vl) ;;
-    avx512bf16) needs=(avx512f avx512bw avx512dq avx512vl avx512_bf16) ;;
+    avx512bf16) # where it is fast: not on Intel's
+        needs=(avx512f avx512bw avx512dq avx512vl avx512_bf16)
+        if grep -qw GenuineIntel /proc/cpuinfo; then needs+=(refused); fi
+        ;;
     amx) needs=(avx512f avx512bw avx512dq avx512vl avx512_bf16 amx_tile amx_bf16) ;;
     neon) needs=(asimd) ;;
     *) echo "Bail out! no such level: $isa"; exit 1 ;;

@@ -7,8 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define D 16
-#define V 12
+/* Some kernels take whole vectors alone. */
+static bool in_vectors;
+#define D (in_vectors ? 32 : 16)
+#define V (in_vectors ? 48 : 12)
 
 static double *get(const conformance_data *data, const char *name)
 {
@@ -22,6 +24,7 @@ static conformance_data rule_data(const engine *e, int rule, int alignment, int6
                                   uint64_t seed)
 {
     fwa_problem problem = FWA_PROBLEM_INIT;
+    in_vectors = e->form == FWA_FORM_CHUNKED && e->dtype == FWA_DTYPE_BF16;
     problem.key_dim = D;
     problem.value_dim = V;
     problem.heads_value = 2;
@@ -149,17 +152,19 @@ static int64_t chunk_length(const engine *e, const conformance_data *data)
     return chunk;
 }
 
-/* Cuts where the tokens seen in all are a multiple of the chunk change no bit. */
+/* Cuts where the tokens seen in all are a multiple of the chunk change no bit. Pieces of fewer than 16
+ * tokens may be another kernel's. */
 static void chunk_cuts(const engine *e)
 {
     for (int rule = next_rule(e, -1); rule < FACTOR_RULES; rule = next_rule(e, rule))
         for (int alignment = 0; alignment < 2; alignment++) {
             conformance_data data = rule_data(e, rule, alignment, 4, 70 + (uint64_t)rule);
-            const int64_t chunk = chunk_length(e, &data), tokens = 8 * chunk + 3;
+            const int64_t chunk = chunk_length(e, &data), tokens = 9 * chunk + 19;
             conformance_data_free(&data);
             data = rule_data(e, rule, alignment, tokens, 70 + (uint64_t)rule);
             const double *seen = conformance_get(&data, "seen_in");
-            const int64_t grid = seen ? chunk - (int64_t)seen[0] : chunk;
+            int64_t grid = seen ? chunk - (int64_t)seen[0] : chunk;
+            grid += grid < 16 ? chunk : 0;
             const int64_t one[] = {grid, tokens}, two[] = {grid + 3 * chunk, tokens};
             const int64_t many[] = {grid + chunk, grid + 2 * chunk, grid + 6 * chunk,
                                     grid + 7 * chunk, tokens};

@@ -8,8 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define D 16
-#define V 12
+/* Some kernels take whole vectors alone. */
+static bool in_vectors;
+#define D (in_vectors ? 32 : 16)
+#define V (in_vectors ? 48 : 12)
 #define T 70
 
 static double *get(const conformance_data *data, const char *name)
@@ -23,6 +25,7 @@ static conformance_data rule_data(const engine *e, int rule, int alignment, int6
                                   int64_t tokens, uint64_t seed)
 {
     fwa_problem problem = FWA_PROBLEM_INIT;
+    in_vectors = e->form == FWA_FORM_CHUNKED && e->dtype == FWA_DTYPE_BF16;
     problem.key_dim = D;
     problem.value_dim = V;
     problem.heads_key = 2;

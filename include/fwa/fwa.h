@@ -133,7 +133,7 @@ extern "C" {
  *
  * The environment is read when a context is created or backends are listed, and only for two
  * things: FWA_BACKEND_PATH, the module directory, and FWA_CPU_ISA, which holds the CPU backend to
- * "generic", "neon", "avx2", "avx512" or "avx512bf16" kernels. Privileged programs ignore both.
+ * "generic", "neon", "avx2", "avx512", "avx512bf16" or "amx" kernels. Privileged programs ignore both.
  *
  * After fork() a child may go on using its contexts and plans; it starts threads of its own.
  */

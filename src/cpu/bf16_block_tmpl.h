@@ -104,20 +104,6 @@ static const uint32_t *key_words(const bf16_work *w, int64_t t)
     return (const uint32_t *)(const void *)to;
 }
 
-/* Two rows of words, element by element to pairs. */
-static void pair_rows(int64_t words, const uint32_t *even, const uint32_t *odd, uint32_t *to)
-{
-    const __m512i first = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
-    for (int64_t i = 0; i < words; i += 16) {
-        const __m512i a = _mm512_loadu_si512(even + i), b = _mm512_loadu_si512(odd + i);
-        const __m512i low = _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_slli_epi32(b, 16));
-        const __m512i high = _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(a, 16), b);
-        _mm512_storeu_si512(to + 2 * i, _mm512_permutex2var_epi32(low, first, high));
-        _mm512_storeu_si512(to + 2 * i + 16, _mm512_permutex2var_epi32(low, second, high));
-    }
-}
-
 /* Rows of the chunk's features; those that it has no tokens for are zeros. */
 OUTLINE void load_chunk_rows(const bf16_work *w, bf16_chunk *c)
 {
@@ -158,12 +144,9 @@ OUTLINE void load_chunk_keys(const bf16_work *w, bf16_chunk *c)
         UNROLL_16 for (int i = 0; i < 16; i++)
             store((float *)(void *)(turned + (k + i) * CHUNK), tile[i]);
     }
-    for (int64_t t = 0; t < CHUNK; t += 2)
-        pair_rows(w->words, c->keys + t * w->words, c->keys + (t + 1) * w->words,
-                  c->pairs + t * w->words);
-    if (w->f.w.regression)
-        multiply_square(w->words, c->keys, turned, c->gram);
-    multiply_square(w->words, c->queries, turned, c->scores);
+    pair_chunk(w->words, CHUNK, c->keys, c->pairs);
+    multiply_square(w->words, w->f.w.regression ? c->keys : NULL, c->queries, turned, c->gram,
+                    c->scores);
     for (int64_t t = 0; w->f.w.regression && t < CHUNK; t++)
         c->energy[t] = c->gram[t][t] * (c->key_scale[t] * c->key_scale[t]);
 }
@@ -237,6 +220,7 @@ static float written_factors(const bf16_chunk *c, int64_t tokens, float *to)
 static void find_exact_rows(const bf16_work *w, bf16_chunk *c)
 {
     c->predicts_exactly = c->writes_exactly = false;
+    c->predicts_all_exactly = true;
     for (int64_t t = 0; t < CHUNK; t++) {
         const vec a = load(c->solve[t]);
         const bool gain = w->f.w.regression && c->eta[t] * c->energy[t] > MOST_GAIN;
@@ -244,6 +228,7 @@ static void find_exact_rows(const bf16_work *w, bf16_chunk *c)
         c->exact_predict[t] = gain;
         c->exact_write[t] = gain || alike;
         c->predicts_exactly |= gain;
+        c->predicts_all_exactly &= gain;
         c->writes_exactly |= gain || alike;
     }
     for (int64_t d = 0; c->writes_exactly && d < CHUNK * w->f.dim; d += 16)

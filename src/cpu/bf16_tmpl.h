@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The chunked form's forward of bf16 inputs, where a step is one pair and gates are per head
  * (window 1, no normaliser), in products of bf16 pairs with sums in float32. Compiled once per kind
- * of such products: the including file, kernel_<isa>.c, defines FWA_ISA, FWA_AVAILABLE and
- * FWA_KERNEL(name). All other problems are those of the avx512 kernels.
+ * of such products: the including file, kernel_<isa>.c, defines FWA_ISA, FWA_AVAILABLE,
+ * FWA_KERNEL(name), and BF16_TILES for products of tiles instead of dot products. All other problems are those of the avx512 kernels.
  *
  * For a chunk of 16 tokens with the state S at its start, in the notation of the maths document,
  *
@@ -28,6 +28,11 @@
 #include "fused_tmpl.h"
 
 #include "bf16_products_tmpl.h"
+#ifdef BF16_TILES
+#include "bf16_tile_tmpl.h"
+#else
+#include "bf16_dot_tmpl.h"
+#endif
 #include "bf16_block_tmpl.h"
 
 /* ---- A panel ---- */
@@ -192,15 +197,12 @@ static void add_exact(const bf16_work *w, const bf16_chunk *c, int64_t tokens, i
     product_ahead(dim, width, tokens, keys, written[0], PANEL, from, to, width, factor, &none);
 }
 
-/* X S of a panel: rounded, but for the tokens that want it exactly. */
-static void predict_chunk(const bf16_work *w, const bf16_chunk *c, bf16_panel *p,
-                          const float *state, int U, fetcher *ahead)
+/* X S of a panel for the tokens that want it exactly. */
+OUTLINE void predict_exactly(const bf16_work *w, const bf16_chunk *c, bf16_panel *p,
+                             const float *state, int U)
 {
     const int64_t dim = w->f.dim;
     const operand keys = {c->exact_keys, dim, 1};
-    multiply(U, w->words, c->keys, w->s.copy, p->sums, ahead);
-    if (!c->predicts_exactly)
-        return;
     product(CHUNK, U * 16, dim, keys, state, U * 16, p->exact_sums[0], PANEL, NULL);
     for (int64_t t = 0; t < CHUNK; t++)
         if (c->exact_predict[t])
@@ -211,7 +213,6 @@ static void predict_chunk(const bf16_work *w, const bf16_chunk *c, bf16_panel *p
 OUTLINE void commit_chunk(const bf16_work *w, const bf16_chunk *c, const bf16_panel *p, int64_t at,
                           int64_t due, int U)
 {
-    static const uint32_t none[FWA_COLUMNS_LIMIT];
     const float *state = w->s.state + at * w->f.dim;
     float write[CHUNK], exact[CHUNK][PANEL] = {{0}};
     uint32_t written[CHUNK / 2][PANEL];
@@ -222,10 +223,8 @@ OUTLINE void commit_chunk(const bf16_work *w, const bf16_chunk *c, const bf16_pa
         for (int64_t i = 0; i < U * 16; i += 16)
             store(exact[t] + i, splat(write[t]) * load(p->rows[t] + i));
     }
+    pair_chunk(w->words, due, c->keys, w->s.commit_pairs);
     for (int64_t t = 0; t < CHUNK; t += 2) {
-        const uint32_t *even = c->keys + t * w->words, *odd = even + w->words;
-        pair_rows(w->words, t < due ? even : none, t + 1 < due ? odd : none,
-                  w->s.commit_pairs + t * w->words);
         for (int64_t i = 0; i < U * 16; i += 16)
             store_pairs(written[t / 2] + i, _mm512_loadu_ps(exact[t] + i),
                         _mm512_loadu_ps(exact[t + 1] + i));
@@ -289,17 +288,19 @@ static void store_panel_residuals(const bf16_work *w, const bf16_chunk *c, const
             store(to + i, load(p->rows[t] + i));
 }
 
-/* One chunk of a panel. Its state is rounded again unless the block ends. */
+/* One chunk of a panel. */
 static void run_chunk(const bf16_work *w, const bf16_chunk *c, int64_t at, int U, fetcher *ahead)
 {
     const int64_t dim = w->f.dim, commit = w->f.w.s->commit, due = commit - w->f.start - c->b;
-    uint32_t *copy = c->b + c->tokens < w->f.tokens ? w->s.copy : NULL;
+    uint32_t *copy = w->s.copy + at * w->words;
     float *state = w->s.state + at * dim;
     bf16_panel *p = w->s.panel;
+    const bool rounded = w->f.w.regression && !c->predicts_all_exactly;
     set_panel_rows(w, c, p, at, U * 16);
-    if (w->f.w.regression)
-        predict_chunk(w, c, p, state, U, ahead);
-    multiply(U, w->words, c->queries, w->s.copy, p->sums + CHUNK, ahead);
+    multiply(U, w->words, rounded ? c->keys : NULL, c->queries, copy, p->sums, ahead);
+    fetch_lines(ahead, INT64_MAX); /* what is left */
+    if (c->predicts_exactly)
+        predict_exactly(w, c, p, state, U);
     walk_chunk(w, c, p, U);
     if (w->f.args && p->output == p->outputs[0])
         store_panel_outputs(w, c, p, at, U * 16);
@@ -310,19 +311,21 @@ static void run_chunk(const bf16_work *w, const bf16_chunk *c, int64_t at, int U
     if (c->writes_exactly) {
         add_exact(w, c, c->tokens, U, state, state, c->keep,
                   (const float(*)[PANEL])p->exact_written);
-        if (copy)
-            copy_panel(U, dim, state, copy);
+        copy_panel(U, dim, state, copy);
     } else {
         add_written(U, dim, state, state, c->keep, c->pairs, p->written, copy);
     }
 }
 
-/* The block at hand, one panel. */
-static void run_bf16_panel(const bf16_work *w, int64_t at, int U, fetcher *ahead)
+/* The block at hand, one panel. Each chunk brings `share` of the rows that come next. */
+static void run_bf16_panel(const bf16_work *w, int64_t at, int U, fetcher *ahead, int64_t share)
 {
     const unit_work *u = &w->f.w;
-    copy_panel(U, w->f.dim, w->s.state + at * w->f.dim, w->s.copy);
-    EACH_CHUNK(w, c) run_chunk(w, c, at, U, ahead);
+    EACH_CHUNK(w, c)
+    {
+        ahead->limit = ahead->limit + share < ahead->rows ? ahead->limit + share : ahead->rows;
+        run_chunk(w, c, at, U, ahead);
+    }
     if (w->f.args && w->f.last && u->s->commit == u->s->length)
         store_panel(&w->f, at, w->s.state + at * w->f.dim, U);
 }
@@ -335,6 +338,7 @@ static void select_bf16_head(bf16_work *w, const fwa_cpu_bf16 *first, int64_t in
     fused_work *f = &w->f;
     f->f->state = (float *)(void *)((char *)first->state + (size_t)index * first->head_size);
     w->s.state = f->f->state;
+    w->s.copy = (uint32_t *)(void *)((char *)first->copy + (size_t)index * first->head_size);
     f->w.u = fwa_cpu_head_unit(f->w.plan, f->unit->head + index, f->unit->column, f->unit->columns);
     f->width = f->w.u.width;
 }
@@ -349,8 +353,12 @@ static void begin_bf16_heads(bf16_work *w, const fwa_cpu_bf16 *first)
             clear_outputs(u, &w->f.args->o);
         else if (w->f.args && u->s->commit == 0)
             copy_state(u, &w->f.args->carry_out);
-        if (!u->s->padded)
-            load_states(&w->f);
+        if (u->s->padded)
+            continue;
+        load_states(&w->f);
+#define COPY(U) copy_panel(U, w->f.dim, w->s.state + at * w->f.dim, w->s.copy + at * w->words)
+        EACH_PANEL(&w->f, COPY);
+#undef COPY
     }
 }
 
@@ -362,6 +370,7 @@ static void run_bf16_block(bf16_work *w, const fwa_cpu_bf16 *first, int64_t star
     for (int64_t h = 0; h < f->unit->heads; h++) {
         const fwa_cpu_unit before = f->w.u;
         fetcher ahead;
+        int64_t passes, share;
         bool same_keys;
         select_bf16_head(w, first, h);
         same_keys = h > 0 && before.key_head == f->w.u.key_head &&
@@ -378,8 +387,9 @@ static void run_bf16_block(bf16_work *w, const fwa_cpu_bf16 *first, int64_t star
             ahead = fetcher_make(f, f->w.u.head + 1, start, tokens);
         else
             ahead = fetcher_make(f, f->unit->head, after ? start + tokens : start, after);
-        ahead.limit = ahead.rows;
-#define RUN(U) run_bf16_panel(w, at, U, &ahead)
+        passes = w->count * ((f->width + PANEL - 1) / PANEL);
+        share = (ahead.rows + passes - 1) / passes;
+#define RUN(U) run_bf16_panel(w, at, U, &ahead, share)
         EACH_PANEL(f, RUN);
 #undef RUN
     }
@@ -399,6 +409,7 @@ static void FWA_KERNEL(bf16)(const fwa_cpu_plan *plan, const fwa_call *call, con
                    .words = plan->problem.key_dim / 2};
     int64_t segment = fwa_cpu_first_segment(plan, s), start, next;
     w.f.dim = plan->problem.key_dim;
+    products_begin();
     begin_bf16_heads(&w, scratch);
     for (start = 0; !s->padded && start < s->length; start = next) {
         const bool starts = kept && fwa_cpu_segment_starts(plan, s, start);
@@ -409,6 +420,7 @@ static void FWA_KERNEL(bf16)(const fwa_cpu_plan *plan, const fwa_call *call, con
                        starts ? segment : -1);
         segment += starts;
     }
+    products_end();
 }
 
 /* ---- What there is no other way to compute than avx512's ---- */

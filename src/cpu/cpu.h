@@ -184,8 +184,9 @@ typedef struct fwa_cpu_bf16_chunk {
     float keep;  /* what S' is multiplied by at its end */
     bool exact_predict[FWA_CPU_BF16_CHUNK], exact_write[FWA_CPU_BF16_CHUNK];
     bool predicts_exactly, writes_exactly; /* of any row */
-    bool bare;                             /* the first row is no pair */
-    int64_t b, tokens;                     /* tokens [b, b + tokens) of the block */
+    bool predicts_all_exactly;
+    bool bare;         /* the first row is no pair */
+    int64_t b, tokens; /* tokens [b, b + tokens) of the block */
     /* In words of two bf16 numbers, which a product of pairs takes together: */
     uint32_t *keys, *queries; /* [C, D / 2]: features, but for their factors */
     uint32_t *pairs;          /* [C / 2, D]: keys of two tokens */
@@ -214,12 +215,12 @@ typedef struct fwa_cpu_bf16 {
     uint32_t *pairs;
     float *exact_keys;
     uint32_t *turned;       /* [D / 2, C]: keys of a chunk, transposed */
-    uint32_t *copy;         /* [D / 2, columns of a panel]: its state, two rows to a word */
     uint32_t *commit_pairs; /* [C / 2, D] */
     float *commit;          /* [D, columns of a panel] */
     float *raw;             /* [2, 256] */
     size_t head_size;       /* bytes from a head's state to the next one's */
     float *state;           /* panels [D, columns of the panel], one behind the other */
+    uint32_t *copy;         /* panels [D / 2, columns]: the same rounded, two rows to a word */
 } fwa_cpu_bf16;
 
 /* Heads [head, head + heads) and their value columns [column, column + columns). */

@@ -161,12 +161,12 @@ size_t fwa_cpu_bf16_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_bf16 *f
     f->pairs = take_structs(&a, block, (size_t)dim * 2);
     f->exact_keys = take(&a, p->objective == FWA_OBJECTIVE_REGRESSION ? block : 0, dim, 1);
     f->turned = take_structs(&a, chunk, (size_t)dim * 2);
-    f->copy = take_structs(&a, panel, (size_t)dim * 2);
     f->commit_pairs = take_structs(&a, chunk, (size_t)dim * 2);
     f->commit = take(&a, dim, panel, 1);
     f->raw = take(&a, 2, FWA_COLUMNS_LIMIT, 1);
     f->head_size = a.size;
     f->state = take(&a, dim, padded(p->value_dim), 1);
+    f->copy = take_structs(&a, padded(p->value_dim), (size_t)dim * 2);
     f->head_size = a.size - f->head_size;
     return a.size + f->head_size * (size_t)(fwa_cpu_fused_heads(plan) - 1);
 }

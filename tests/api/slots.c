@@ -411,43 +411,66 @@ static void cut_tokens(call *c, int64_t tokens)
             c->tensors[i].tensor->shape[1] = tokens;
 }
 
-/* The carry after c tokens is that of a call with c tokens; what the rejected tokens hold, NaN
+/* The carry after `kept` tokens is that of a call with so many; what the rejected tokens hold, NaN
  * even, does not matter (B076). */
-Test(slots, commit_some)
+static void check_commit(const setup *s, int64_t kept)
 {
     static const char *const tokens_args[] = {"q", "k", "v", "beta", "lambda", "log_gate"};
+    const int32_t commit[] = {(int32_t)kept, (int32_t)kept};
+    call *c = call_new(s, FWA_PASS_FORWARD), *shorter = call_new(s, FWA_PASS_FORWARD);
+    call_integers(c, "commit", 2, commit);
+    for (int arg = 0; arg < 6; arg++) {
+        fwa_tensor *t = call_get(c, tokens_args[arg]);
+        for (int64_t row = 0; row < 2; row++) {
+            fwa_tensor one = tensor_rows(t, row, 1);
+            fwa_tensor rejected = tensor_tokens(&one, kept, s->tokens - kept);
+            for (int64_t j = 0; j < tensor_count(&rejected); j++)
+                tensor_set(&rejected, j, NAN);
+        }
+    }
+    cut_tokens(shorter, kept);
+    call_ok(c);
+    call_ok(shorter);
+    c->forward.o.shape[1] = kept;
+    expect_same_outputs(c, shorter);
+    for (int part = 1; part < 6; part++) {
+        char name[32];
+        if (call_has(c, part_name(name, "carry_out", part)))
+            cr_assert(tensor_finite(call_get(c, name)), "%s, %d of %d", name, (int)kept,
+                      (int)s->tokens);
+    }
+    call_free(c);
+    call_free(shorter);
+}
+
+Test(slots, commit_some)
+{
     FOR_BACKENDS(backend)
     for (int i = 0; i < VARIANTS; i++)
         for (int64_t tokens = 1; tokens <= 40; tokens += tokens < 8 ? 1 : 16)
             for (int64_t kept = 0; kept <= tokens; kept += kept < 8 ? 1 : 5) {
-                const int32_t commit[] = {(int32_t)kept, (int32_t)kept};
                 setup s = variant(backend, i);
                 s.tokens = tokens;
-                call *c = call_new(&s, FWA_PASS_FORWARD), *shorter = call_new(&s, FWA_PASS_FORWARD);
-                call_integers(c, "commit", 2, commit);
-                for (int arg = 0; arg < 6; arg++) {
-                    fwa_tensor *t = call_get(c, tokens_args[arg]);
-                    for (int64_t row = 0; row < 2; row++) {
-                        fwa_tensor one = tensor_rows(t, row, 1);
-                        fwa_tensor rejected = tensor_tokens(&one, kept, tokens - kept);
-                        for (int64_t j = 0; j < tensor_count(&rejected); j++)
-                            tensor_set(&rejected, j, NAN);
-                    }
-                }
-                cut_tokens(shorter, kept);
-                call_ok(c);
-                call_ok(shorter);
-                c->forward.o.shape[1] = kept;
-                expect_same_outputs(c, shorter);
-                for (int part = 1; part < 6; part++) {
-                    char name[32];
-                    if (call_has(c, part_name(name, "carry_out", part)))
-                        cr_assert(tensor_finite(call_get(c, name)), "%s, %d of %d", name, (int)kept,
-                                  (int)tokens);
-                }
-                call_free(c);
-                call_free(shorter);
+                check_commit(&s, kept);
             }
+}
+
+/* bf16 in whole vectors: chunks of products in bf16, from 16 tokens on. */
+Test(slots, commit_in_a_chunk)
+{
+    for (int i = 0; i < 16; i++)
+        for (int64_t kept = 16; kept <= 75; kept += 1 + kept % 3) {
+            setup s = setup_small("cpu");
+            s.problem.window = 1;
+            s.problem.key_dim = 32 << i / 8;
+            s.problem.value_dim = 48;
+            s.problem.dtype = FWA_DTYPE_BF16;
+            s.problem.objective = i & 1;
+            s.problem.alignment = i >> 1 & 1;
+            s.problem.read = i >> 2 & 1;
+            s.tokens = 75;
+            check_commit(&s, kept);
+        }
 }
 
 /* ---- Backward ---- */
