@@ -209,22 +209,28 @@ static float written_factors(const bf16_chunk *c, int64_t tokens, float *to)
     return end;
 }
 
-/* Where bf16 would not do. A gain b = eta |x|^2 makes predictions sqrt(b / (2 - b)) times as large
- * as values, and their rounding with them: above one they are taken in float32. And where keys of a
- * chunk resemble each other, its residuals answer each other: what is left of many is small beside
- * what they are rounded by, so they are written in float32. Both are what a token and those before
- * it know. */
-#define MOST_GAIN  1.0625F
+/* Where bf16 would not do. Gains b = eta |x|^2 make predictions as large as values times the root of
+ * sum b^2 / sum (2 b - b^2), and their rounding with them: where a chunk's tokens so far have more than
+ * 2.5 times as much of the first sum, by some slack, predictions are taken in float32. And where keys
+ * of a chunk resemble each other, its residuals answer each other: what is left of many is small
+ * beside what they are rounded by, so they are written in float32. Both are what a token and those
+ * before it in the chunk know. */
+#define MOST_GAIN  2.5F
+#define GAIN_SLACK 3.0F
 #define MOST_ALIKE 1.0F
 
 static void find_exact_rows(const bf16_work *w, bf16_chunk *c)
 {
+    float excess = 0;
     c->predicts_exactly = c->writes_exactly = false;
     c->predicts_all_exactly = true;
     for (int64_t t = 0; t < CHUNK; t++) {
         const vec a = load(c->solve[t]);
-        const bool gain = w->f.w.regression && c->eta[t] * c->energy[t] > MOST_GAIN;
-        const bool alike = w->f.w.regression && sum_lanes(a * a) > MOST_ALIKE;
+        const float b = c->eta[t] * c->energy[t];
+        bool gain, alike;
+        excess += b * b - MOST_GAIN * (2 - b) * b;
+        gain = w->f.w.regression && excess > GAIN_SLACK;
+        alike = w->f.w.regression && sum_lanes(a * a) > MOST_ALIKE;
         c->exact_predict[t] = gain;
         c->exact_write[t] = gain || alike;
         c->predicts_exactly |= gain;
