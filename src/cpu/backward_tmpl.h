@@ -152,7 +152,7 @@ static void write_back(const unit_work *w, int64_t t)
         add_products(r_grad + i * c->stride, kappa, w_grad, c->stride);
         add_products(c->kappa_grad, w_grad, r + i * c->stride, c->stride);
     }
-    for (i = w->first; i < p; i++) {
+    for (i = w->first; t > 0 && i < p; i++) {
         float *w_grad = c->w_grad + i * c->stride;
         add_products(c->gamma_grad, w_grad, history + i * c->stride, c->stride);
         for (n = 0; n < c->stride; n += FWA_LANES)

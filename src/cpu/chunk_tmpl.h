@@ -378,7 +378,7 @@ static inline __attribute__((always_inline)) void walk_write(const unit_work *w,
     strip decay = strip_load(c->decay + at, U);
     int64_t low, count = window_of(w, t, &low), i;
     int u;
-    for (i = w->first; i < p; i++) {
+    for (i = w->first; t > 0 && i < p; i++) { /* before, all are zero, whatever gamma is */
         strip coefficient = strip_load(c->w + i * c->stride + at, U);
         strip_multiply(&coefficient, &gamma, U);
         strip_store(c->w + i * c->stride + at, &coefficient, U);
