@@ -232,7 +232,7 @@ typedef struct fwa_cpu_fused_unit {
 typedef struct fwa_cpu_kernels {
     const char *isa;
     int32_t chunk; /* tokens per chunk in the chunked form's backward */
-    int32_t block; /* value columns per unit there */
+    int32_t block; /* value columns per unit in the recurrent form */
     int32_t group; /* tokens per pass over the state in its forward */
     int32_t lanes; /* floats to a vector */
     int32_t panel; /* value columns that such a pass takes at once */
