@@ -649,3 +649,35 @@ Test(invariance, nan_and_gradients)
     for (int i = 0; i < ENGINES; i++)
         nan_and_gradients(&engines[i]);
 }
+
+/* Pairs of the tail do not stand in the state that the first token decays: with direct steps
+ * nothing leads from its ridge to their gradients. (A prediction may: chunks sum over tokens.) */
+static void nan_and_tail(const engine *e, int rule)
+{
+    static const char *const results[] = {"dtail_key_in", "dtail_value_in"};
+    conformance_data data = rule_data(e, rule, rule % 2, 1, 9, 66);
+    data.problem.step = FWA_STEP_DIRECT;
+    fill(&data, "beta", 0.01);
+    conformance_round(&data, e->dtype, FWA_DTYPE_NONE);
+    for (int64_t head = 0; head < 4; head++)
+        get(&data, "lambda")[head] = NAN;
+    conformance_data want = run_engine(&engines[0], &data, 1), got = run_engine(e, &data, 1);
+    for (int64_t i = 0; i < COUNT(results); i++) {
+        cr_expect(isfinite(get(&want, results[i])[0]), "%s", factor_rules[rule].name);
+        expect_close(e, results[i], get(&got, results[i]), get(&want, results[i]),
+                     conformance_count(&want, results[i]), 1);
+    }
+    conformance_data_free(&got);
+    conformance_data_free(&want);
+    conformance_data_free(&data);
+}
+
+Test(invariance, nan_and_tail)
+{
+    for (int i = 0; i < ENGINES; i++)
+        for (int rule = next_rule(&engines[i], -1); rule < FACTOR_RULES;
+             rule = next_rule(&engines[i], rule))
+            if (factor_rules[rule].window > 1 && !factor_rules[rule].normalizer &&
+                factor_rules[rule].objective == FWA_OBJECTIVE_INNER_PRODUCT)
+                nan_and_tail(&engines[i], rule);
+}

@@ -108,8 +108,9 @@ extern "C" {
  * ------
  * beta >= 0, lambda >= 0, log_gate <= 0 are preconditions. A backend whose memory the host can read
  * checks them and refuses (FWA_ERROR_VALUE). A log_gate below -104, -infinity included, acts as
- * -104: "forget everything". Non-finite q, k, v, beta, lambda or states are no error; they spread
- * only where the formulas spread them, never to another head or sequence.
+ * -104: "forget everything". Non-finite q, k, v, beta, lambda or states are no error: what follows
+ * from them stays in its head and sequence, in outputs from the token on that has them
+ * (doc/maths.md, section 12).
  *
  * Continuation
  * ------------
