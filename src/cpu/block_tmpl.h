@@ -63,6 +63,48 @@ static void fused_products(const fused_work *f, int64_t row, int64_t count, floa
         inner_back(false, true, f->dim, key, count, none, scores);
 }
 
+/* The same for a whole group, window 1, from row `row` on: all at once. */
+INLINE void group_products_of(const fused_work *f, int64_t row, float *scores, const bool all)
+{
+    enum { PAIRS = GROUP * (GROUP + 1) / 2, GRAMS = 0, SCORES = PAIRS };
+    const fwa_cpu_fused *s = f->f;
+    const float *key = s->features + row * FEATURE_ROW;
+    vec sum[(2 * PAIRS + 3) / 4 * 4];
+    float sums[(2 * PAIRS + 3) / 4 * 4];
+    int64_t d;
+    int n = 0;
+    UNROLL_16 for (int i = 0; i < (2 * PAIRS + 3) / 4 * 4; i++) sum[i] = splat(0);
+    for (d = 0; d < f->dim; d += FWA_LANES) {
+        vec x[GROUP];
+        UNROLL for (int t = 0; t < GROUP; t++)
+        {
+            const vec q = load(key + d + t * FEATURE_ROW + QUERY);
+            x[t] = load(key + d + t * FEATURE_ROW);
+            UNROLL for (int i = 0; i <= t; i++)
+            {
+                const int at = t * (t + 1) / 2 + i;
+                if (all || i == 0)
+                    sum[GRAMS + at] += x[t] * x[t - i];
+                sum[SCORES + at] += q * x[t - i];
+            }
+        }
+    }
+    UNROLL_16 for (int i = 0; i < 2 * PAIRS; i += 4) sum_lanes_of_four(sum + i, sums + i);
+    for (int t = 0; t < GROUP; t++)
+        for (int i = 0; i <= t; i++, n++) {
+            s->gram[(row + t) * s->back + i] = sums[GRAMS + n];
+            scores[t * s->back + i] = sums[SCORES + n];
+        }
+}
+
+OUTLINE void group_products(const fused_work *f, int64_t row, float *scores)
+{
+    if (f->w.regression)
+        group_products_of(f, row, scores, true);
+    else
+        group_products_of(f, row, scores, false);
+}
+
 /* Tokens of the group in which token `b` of the block is, from it on: groups lie on a grid of the
  * whole sequence, as blocks do. */
 INLINE int64_t group_tokens(const fused_work *f, int64_t b)
@@ -382,8 +424,16 @@ static void load_block(fused_work *f, bool same_keys)
         }
         feature_row(w->p, f->dim, padded_row(f, q, fwa_at3(q, row, token, w->u.query_head)),
                     key + QUERY);
-        fused_products(f, f->base + b, w->window + (w->s->seen + f->start + b) % GROUP,
-                       s->scores + b * s->back);
+    }
+    for (b = 0; !same_keys && b < f->tokens; b += n) {
+        const int64_t before = (w->s->seen + f->start + b) % GROUP;
+        n = 1;
+        if (w->window > 1 || before > 0 || b + GROUP > f->tokens) {
+            fused_products(f, f->base + b, w->window + before, s->scores + b * s->back);
+        } else {
+            group_products(f, f->base + b, s->scores + b * s->back);
+            n = GROUP;
+        }
     }
     fused_steps(f);
     for (b = 0, n = 0; w->window == 1 && !w->per_channel && b < f->tokens; n++) {

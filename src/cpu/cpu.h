@@ -124,8 +124,7 @@ typedef struct fwa_cpu_fused {
     double *matrices;        /* [B (B + 1) / 2, lanes]: of as many windows */
     float *gamma, *kappa;    /* [block], per channel [block, stride] */
     float *factors;          /* of each group: see group_factors */
-    float *sums;             /* [2 group, columns of a panel]: S'^T x, S'^T q */
-    float *wide;             /* [2 group + B, stride]: the same of all columns, when decoding */
+    float *sums;             /* [2 group + B, stride]: S'^T x, S'^T q; behind them for decoding */
     float *commit, *aside;   /* [D, columns of a panel]; [2 J, columns of a panel] */
     float *raw;              /* [256] */
     /* Of the head at hand, the first of heads that are head_size bytes apart. */

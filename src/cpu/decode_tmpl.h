@@ -134,7 +134,7 @@ static state_rows decode_rows(const fused_work *f, const fwa_sequence *next, boo
     return r;
 }
 
-/* The walk of all columns through the first `tokens` tokens, from the products in `wide`: those of
+/* The walk of all columns through the first `tokens` tokens, from the products in `sums`: those of
  * the group's keys, its queries, a row of no use, and the tail's keys. */
 static void decode_walk(const fused_work *f, int64_t tokens)
 {
@@ -143,11 +143,9 @@ static void decode_walk(const fused_work *f, int64_t tokens)
     do {                                                                                           \
         const group_work g = {0, tokens, GROUP, f->first > GROUP ? f->first - GROUP : 0, at};      \
         const size_t bytes = sizeof(float) * (size_t)(U * FWA_LANES);                              \
-        for (int64_t i = 0; i < 2 * GROUP; i++)                                                    \
-            memcpy(s->sums + i * PANEL, s->wide + i * s->stride + at, bytes);                      \
         for (int64_t i = 0; i < f->w.window - 1; i++)                                              \
             memcpy(s->predict + i * s->stride + at,                                                \
-                   s->wide + (2 * GROUP + 1 + i) * s->stride + at, bytes);                         \
+                   s->sums + (2 * GROUP + 1 + i) * s->stride + at, bytes);                         \
         clear_pending(f, at, U);                                                                   \
         walk_first(f, &g, tokens, U);                                                              \
     } while (0)
@@ -166,7 +164,7 @@ static void decode_head(fused_work *f, const fwa_sequence *next, bool has_next)
     load_block(f, false);
     for (t = 0; t < f->tokens; t++) {
         const float *key = s->features + (f->base + t) * FEATURE_ROW;
-        float *key_to = s->wide + t * s->stride, *query_to = key_to + GROUP * s->stride;
+        float *key_to = s->sums + t * s->stride, *query_to = key_to + GROUP * s->stride;
 #define PROJECT(U)                                                                                 \
     do {                                                                                           \
         if (f->w.regression)                                                                       \
@@ -180,8 +178,8 @@ static void decode_head(fused_work *f, const fwa_sequence *next, bool has_next)
     for (t = low; f->w.regression && t < tail; t++) {
         const float *key = s->features + (GROUP + t) * FEATURE_ROW;
 #define PREDICT(U)                                                                                 \
-    project_wide(U, true, dim, &r, at, key, s->wide + (2 * GROUP + 1 + t) * s->stride,             \
-                 s->wide + 2 * GROUP * s->stride, false)
+    project_wide(U, true, dim, &r, at, key, s->sums + (2 * GROUP + 1 + t) * s->stride,             \
+                 s->sums + 2 * GROUP * s->stride, false)
         EACH_WIDE(f, PREDICT);
 #undef PREDICT
     }

@@ -59,7 +59,7 @@ INLINE panel_row walk_group(const fused_work *f, const group_work *g, int64_t to
         const int64_t row = t + B - 1, b = g->b + t;
         const int64_t low = t > g->low ? t : g->low; /* of the window */
         const float *gram = s->gram + (g->row + row) * s->back, *scores = s->scores + b * s->back;
-        const float *sums = s->sums + t * PANEL,
+        const float *sums = s->sums + t * stride + g->at, *query_sums = sums + GROUP * stride,
                     *values = f->value + g->b * f->value_stride + g->at;
         const panel_row gamma = gate_row(f, s->gamma, b, g->at, channel, U);
         const panel_row kappa = gate_row(f, s->kappa, b, g->at, channel, U);
@@ -70,7 +70,7 @@ INLINE panel_row walk_group(const fused_work *f, const group_work *g, int64_t to
             row_store(predict + row * stride, &y, U);
         }
         if (w->before) {
-            o = recall(f, g, &decay, sums + GROUP * PANEL, scores, 1, row, U);
+            o = recall(f, g, &decay, query_sums, scores, 1, row, U);
             store_output(f, b, g->at, &o, U);
         }
         for (i = g->low; i < row; i++) {
@@ -110,7 +110,7 @@ INLINE panel_row walk_group(const fused_work *f, const group_work *g, int64_t to
         }
         FOR_U decay.v[u] *= gamma.v[u];
         if (!w->before) {
-            o = recall(f, g, &decay, sums + GROUP * PANEL, scores, 0, row + 1, U);
+            o = recall(f, g, &decay, query_sums, scores, 0, row + 1, U);
             store_output(f, b, g->at, &o, U);
         }
     }
@@ -137,13 +137,13 @@ INLINE panel_row walk_single(const fused_work *f, const group_work *g, int64_t t
         kappa = gate_row(f, s->kappa, b, g->at, channel, U);
         r = row_load(f->value + b * f->value_stride + g->at, U);
         if (w->before) {
-            o = row_load(s->sums + (GROUP + t) * PANEL, U);
+            o = row_load(s->sums + (GROUP + t) * stride + g->at, U);
             row_scale(&o, &decay, U);
             for (int i = 0; i < t; i++)
                 row_add(&o, scores[t - i], &pair[i], U);
         }
         if (regression) {
-            panel_row y = row_load(s->sums + t * PANEL, U);
+            panel_row y = row_load(s->sums + t * stride + g->at, U);
             row_scale(&y, &decay, U);
             for (int i = 0; i < t; i++)
                 row_add(&y, gram[t - i], &pair[i], U);
@@ -164,7 +164,7 @@ INLINE panel_row walk_single(const fused_work *f, const group_work *g, int64_t t
             FOR_U pair[t].v[u] = splat(0);
         FOR_U decay.v[u] *= gamma.v[u];
         if (!w->before) {
-            o = row_load(s->sums + (GROUP + t) * PANEL, U);
+            o = row_load(s->sums + (GROUP + t) * stride + g->at, U);
             row_scale(&o, &decay, U);
             for (int i = 0; i <= t; i++)
                 row_add(&o, scores[t - i], &pair[i], U);
@@ -195,7 +195,7 @@ INLINE void walk_factors(const fused_work *f, int64_t b, const bool whole, int64
             break;
         u_row[t] = row_load(f->value + (b + t) * f->value_stride + at, U);
         if (regression) {
-            const panel_row y = row_load(s->sums + t * PANEL, U);
+            const panel_row y = row_load(s->sums + t * s->stride + at, U);
             row_add(&u_row[t], -e[t], &y, U);
         }
     }
@@ -214,7 +214,7 @@ INLINE void walk_factors(const fused_work *f, int64_t b, const bool whole, int64
         const float *n = N + IN_TRIANGLE(t);
         if (!whole && t >= tokens)
             break;
-        row = row_load(s->sums + (GROUP + t) * PANEL, U);
+        row = row_load(s->sums + (GROUP + t) * s->stride + at, U);
         FOR_U row.v[u] *= splat(read[t]);
         FOR_U PIN(row.v[u]);
         UNROLL for (int j = 0; j < t; j++) row_add(&row, n[j], &u_row[j], U);
@@ -261,6 +261,18 @@ INLINE bool is_folded(const fused_work *f, const group_work *g, float end)
     return g->b + g->tokens == f->tokens || !(end >= SMALL_SCALE);
 }
 
+/* What the next pass multiplies S' by, or the walk behind it. */
+INLINE void hand_on(const fused_work *f, int64_t at, float end, bool fold, const int U)
+{
+    const fwa_cpu_fused *s = f->f;
+    panel_row row = {{{0}}};
+    FOR_U row.v[u] = splat(end);
+    row_store(s->keep + at, &row, U);
+    FOR_U row.v[u] = splat(fold ? 1 : end);
+    row_store(s->scale + at, &row, U);
+    s->fold[at / FWA_LANES] = fold;
+}
+
 /* The same with what the next pass needs. */
 INLINE void walk_group_factors(const fused_work *f, const group_work *g, const float *factors,
                                const bool regression, const int U)
@@ -278,11 +290,7 @@ INLINE void walk_group_factors(const fused_work *f, const group_work *g, const f
         walk_part(f, g->b, g->tokens, factors, g->at, complete + (GROUP - g->tokens) * s->stride,
                   U);
     }
-    FOR_U row.v[u] = splat(end);
-    row_store(s->keep + g->at, &row, U);
-    FOR_U row.v[u] = splat(fold ? 1 : end);
-    row_store(s->scale + g->at, &row, U);
-    s->fold[g->at / FWA_LANES] = fold;
+    hand_on(f, g->at, end, fold, U);
 }
 
 /* ---- The walk through a group where the window is short and all its pairs exist ---- */
@@ -368,7 +376,7 @@ INLINE void window_token(const fused_work *f, const group_work *g, window_rows *
     const fwa_cpu_fused *s = f->f;
     const int64_t b = g->b + t, at = g->at + u * FWA_LANES;
     const float *gram = s->gram + (g->row + B - 1 + t) * s->back, *scores = s->scores + b * s->back;
-    const float *sums = s->sums + t * PANEL + u * FWA_LANES, *query_sums = sums + GROUP * PANEL;
+    const float *sums = s->sums + t * s->stride + at, *query_sums = sums + GROUP * s->stride;
     const vec scale = splat(f->output_scale);
     float *output = f->output + b * f->output_stride + at;
     if (regression)
@@ -442,14 +450,9 @@ OUTLINE float walk_short(const fused_work *f, const group_work *g, int64_t token
 /* The same with what the next pass needs. */
 OUTLINE void walk_short_pass(const fused_work *f, const group_work *g, int U)
 {
-    const fwa_cpu_fused *s = f->f;
     const float end = walk_short(f, g, GROUP, true, U);
     const bool fold = is_folded(f, g, end);
-    for (int64_t i = 0; i < U * FWA_LANES; i++) {
-        s->keep[g->at + i] = end;
-        s->scale[g->at + i] = fold ? 1 : end;
-    }
-    s->fold[g->at / FWA_LANES] = fold;
+    hand_on(f, g->at, end, fold, U);
 }
 
 /* True where the window is short and has all its pairs. */

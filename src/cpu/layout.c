@@ -121,8 +121,7 @@ size_t fwa_cpu_fused_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_fused 
     f->gamma = take(&a, gates == 1 ? block : row, gates, 1);
     f->kappa = take(&a, gates == 1 ? block : row, gates, 1);
     f->factors = take(&a, block / group + 1, 2 * group + 3 * group * (group + 1) / 2 + 1, 1);
-    f->sums = take(&a, 2 * group, panel, 1);
-    f->wide = take(&a, 2 * group + window, row, 1);
+    f->sums = take(&a, 2 * group + window, row, 1);
     f->commit = take(&a, p->key_dim, panel, 1);
     f->aside = take(&a, 2 * rows, panel, 1);
     f->raw = take(&a, 1, FWA_COLUMNS_LIMIT, 1);

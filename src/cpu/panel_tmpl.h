@@ -8,6 +8,8 @@
 #define FOR_U       for (int u = 0; u < U; u++)
 /* 1 where a pass's pairs, sums, two rows and two factors fit into the registers */
 #define ROW_AHEAD ((3 * GROUP + 2) * PANEL_VECTORS + 2 <= REGISTERS)
+/* Rows of a pass to a turn of its loop: where they are short, the loop itself costs 3 % (Zen 3). */
+#define PASS_ROWS (ROW_AHEAD ? 1 : 4)
 
 /* The root of the norm of a padded row; 1 without a norm. */
 INLINE float feature_root(const fwa_problem *p, int64_t dim, const float *raw)
@@ -37,14 +39,18 @@ static void feature_row(const fwa_problem *p, int64_t dim, const float *raw, flo
     const float root = feature_root(p, dim, raw);
     const vec inverse = splat(root != 0 ? 1 / root : 0);
     int64_t d;
-    for (d = 0; d < dim; d += FWA_LANES) {
-        vec value = load(raw + d) * inverse;
-        if (p->phi == FWA_FEATURE_MAP_RELU)
-            value = choose(value < splat(0), splat(0), value); /* a NaN stays */
-        else if (p->phi == FWA_FEATURE_MAP_ELU1)
-            value = elu1(value);
-        store(x + d, value);
+#define EACH_VALUE(map)                                                                            \
+    for (d = 0; d < dim; d += FWA_LANES) {                                                         \
+        const vec value = load(raw + d) * inverse;                                                 \
+        store(x + d, map);                                                                         \
     }
+    if (p->phi == FWA_FEATURE_MAP_RELU)
+        EACH_VALUE(choose(value < splat(0), splat(0), value)) /* a NaN stays */
+    else if (p->phi == FWA_FEATURE_MAP_ELU1)
+        EACH_VALUE(elu1(value))
+    else
+        EACH_VALUE(value)
+#undef EACH_VALUE
     for (d = p->key_dim; d < dim; d++)
         x[d] = 0;
 }
@@ -236,6 +242,32 @@ INLINE void pass_products(const int U, const bool keys, int j, const float *key,
     row_add(&query_sum[j], feature[QUERY], row, U);
 }
 
+/* What a pass has in registers. */
+typedef struct {
+    panel_row pair[GROUP], key_sum[GROUP], query_sum[GROUP], factor, row;
+} pass_state;
+
+/* Row d of the state: what it adds to the sums, or with ROW_AHEAD the row before it does. */
+INLINE void pass_row(const int U, const bool keys, const bool scaled, pass_state *p, float *s,
+                     const float *x, const float *key)
+{
+    panel_row fresh = row_load(s, U);
+    if (scaled)
+        row_scale(&fresh, &p->factor, U);
+    UNROLL for (int j = 0; j < GROUP; j++)
+    {
+        row_add(&fresh, x[ROW_AHEAD + j * FEATURE_ROW], &p->pair[j], U);
+        if (ROW_AHEAD) {
+            FOR_U PIN(fresh.v[u]); /* in this order */
+            pass_products(U, keys, j, key, &p->row, p->key_sum, p->query_sum);
+        }
+    }
+    row_store(s, &fresh, U);
+    p->row = fresh;
+    UNROLL for (int j = 0; !ROW_AHEAD && j < GROUP; j++)
+        pass_products(U, keys, j, key, &p->row, p->key_sum, p->query_sum);
+}
+
 /* S = keep S + sum_j x_j w_j^T for GROUP pairs from `x` on; sums = S^T x for the GROUP keys at
  * `key`, and behind them S^T q for their queries. A row waits for its pairs one by one: with
  * registers enough it is formed while the products of the row before it are. */
@@ -243,53 +275,37 @@ INLINE void pass_rows(const int U, const bool keys, const bool scaled, int64_t d
                       const float *x, const float *complete, int64_t stride, const float *keep,
                       const float *key, float *sums, fetcher *ahead)
 {
-    panel_row pair[GROUP], key_sum[GROUP] = {{{{0}}}}, query_sum[GROUP] = {{{{0}}}},
-                           factor = {{{0}}}, row = {{{0}}};
-    fetcher next = *ahead; /* nothing else points to it: it stays in registers */
-    const int64_t last = dim - ROW_AHEAD;
+    pass_state p = {.row = {{{0}}}};
+    const int64_t last = dim - ROW_AHEAD, apart = ahead->apart;
     int64_t d = 0;
-    UNROLL for (int j = 0; j < GROUP; j++) pair[j] = row_load(complete + j * stride, U);
+    UNROLL for (int j = 0; j < GROUP; j++) p.pair[j] = row_load(complete + j * stride, U);
     if (scaled)
-        factor = row_load(keep, U);
+        p.factor = row_load(keep, U);
     if (ROW_AHEAD) {
-        row = row_load(s, U);
+        p.row = row_load(s, U);
         if (scaled)
-            row_scale(&row, &factor, U);
-        UNROLL for (int j = 0; j < GROUP; j++) row_add(&row, x[j * FEATURE_ROW], &pair[j], U);
-        row_store(s, &row, U);
+            row_scale(&p.row, &p.factor, U);
+        UNROLL for (int j = 0; j < GROUP; j++) row_add(&p.row, x[j * FEATURE_ROW], &p.pair[j], U);
+        row_store(s, &p.row, U);
         s += U * FWA_LANES;
     }
     while (d < last) {
-        int64_t until = d + next.apart < last ? d + next.apart : last;
-        fetch_row(&next);
-        for (; d < until; d++, s += U * FWA_LANES) {
-            panel_row fresh = row_load(s, U);
-            if (scaled)
-                row_scale(&fresh, &factor, U);
-            UNROLL for (int j = 0; j < GROUP; j++)
-            {
-                row_add(&fresh, x[d + ROW_AHEAD + j * FEATURE_ROW], &pair[j], U);
-                if (ROW_AHEAD) {
-                    FOR_U PIN(fresh.v[u]); /* in this order */
-                    pass_products(U, keys, j, key + d, &row, key_sum, query_sum);
-                }
-            }
-            row_store(s, &fresh, U);
-            row = fresh;
-            UNROLL for (int j = 0; !ROW_AHEAD && j < GROUP; j++)
-                pass_products(U, keys, j, key + d, &row, key_sum, query_sum);
-        }
+        const int64_t until = d + apart < last ? d + apart : last;
+        fetch_row(ahead);
+        for (; PASS_ROWS > 1 && d + PASS_ROWS <= until;
+             d += PASS_ROWS, s += PASS_ROWS * U * FWA_LANES)
+            UNROLL for (int i = 0; i < PASS_ROWS; i++)
+                pass_row(U, keys, scaled, &p, s + i * U * FWA_LANES, x + d + i, key + d + i);
+        for (; d < until; d++, s += U * FWA_LANES)
+            pass_row(U, keys, scaled, &p, s, x + d, key + d);
     }
     UNROLL for (int j = 0; ROW_AHEAD && j < GROUP; j++)
-        pass_products(U, keys, j, key + d, &row, key_sum, query_sum);
-    ahead->row = next.row;
-    ahead->token = next.token;
-    ahead->tensor = next.tensor;
+        pass_products(U, keys, j, key + d, &p.row, p.key_sum, p.query_sum);
     UNROLL for (int j = 0; j < GROUP; j++)
     {
         if (keys)
-            row_store(sums + j * PANEL, &key_sum[j], U);
-        row_store(sums + (GROUP + j) * PANEL, &query_sum[j], U);
+            row_store(sums + j * stride, &p.key_sum[j], U);
+        row_store(sums + (GROUP + j) * stride, &p.query_sum[j], U);
     }
 }
 

@@ -114,23 +114,26 @@ OUTLINE void commit_panel(const fused_work *f, const group_work *g, int64_t due,
 
 /* ---- A block's panels ---- */
 
-/* A group's pass over a panel, and the walk behind it. */
+/* A group's pass over a panel. */
+INLINE void pass_panel(const fused_work *f, int64_t b, int64_t at, const int U, const bool keys,
+                       const bool scaled, fetcher *ahead)
+{
+    const fwa_cpu_fused *s = f->f;
+    const int64_t dim = f->w.p->key_dim;
+    pass_rows(U, keys, scaled, dim, s->state + at * dim, s->features + b * FEATURE_ROW,
+              s->complete + at, s->stride, s->keep + at, s->features + (f->base + b) * FEATURE_ROW,
+              s->sums + at, ahead);
+}
+
+/* The same and the walk behind it. */
 INLINE void run_group(const fused_work *f, const group_work *g, const float *factors, const int U,
                       const bool keys, fetcher *ahead)
 {
-    const fwa_cpu_fused *s = f->f;
-    const int64_t dim = f->w.p->key_dim, commit = f->w.s->commit, at = g->at;
-    const int64_t due = commit - f->start - g->b;
-    const float *x = s->features + g->b * FEATURE_ROW;
-    const float *key = s->features + (f->base + g->b) * FEATURE_ROW;
-    float *state = s->state + at * dim;
-    if (s->fold[at / FWA_LANES]) {
-        pass_rows(U, keys, true, dim, state, x, s->complete + at, s->stride, s->keep + at, key,
-                  s->sums, ahead);
-    } else {
-        pass_rows(U, keys, false, dim, state, x, s->complete + at, s->stride, NULL, key, s->sums,
-                  ahead);
-    }
+    const int64_t commit = f->w.s->commit, due = commit - f->start - g->b;
+    if (f->f->fold[g->at / FWA_LANES])
+        pass_panel(f, g->b, g->at, U, keys, true, ahead);
+    else
+        pass_panel(f, g->b, g->at, U, keys, false, ahead);
     if (f->args && due > 0 && due <= g->tokens && commit < f->w.s->length)
         commit_panel(f, g, due, U);
     if (has_factors(f, g->b, g->low)) {
@@ -143,6 +146,66 @@ INLINE void run_group(const fused_work *f, const group_work *g, const float *fac
     }
 }
 
+/* Up to where from the block's token b on all groups are whole, walked by factors, and not committed
+ * within. */
+static int64_t plain_end(const fused_work *f, int64_t b)
+{
+    const fwa_sequence *s = f->w.s;
+    const int64_t commit = s->commit - f->start;
+    int64_t end = b + (f->tokens - b) / GROUP * GROUP;
+    if (!has_factors(f, b, f->first > GROUP + b))
+        return b;
+    if (f->args && s->commit < s->length && commit > b && commit <= end)
+        end = b + (commit - 1 - b) / GROUP * GROUP;
+    return end;
+}
+
+/* The walk of such a group through the panel at column `at`. */
+INLINE void walk_plain(const fused_work *f, int64_t b, int64_t stop, const float *factors,
+                       int64_t at, const bool keys, const int U)
+{
+    const group_work g = {.b = b, .tokens = GROUP};
+    const float end = factors[GROUP_FACTORS - 1];
+    const bool fold = is_folded(f, &g, end);
+    walk_factors(f, b, true, GROUP, factors, at, f->f->complete + at, keys, U);
+    if (fold || b + GROUP >= stop)
+        hand_on(f, at, end, fold, U);
+}
+
+/* Such groups. A panel's walk comes after the next panel's pass: what it waits for is then there,
+ * and the pass that waits for it is still to come. */
+INLINE void run_plain(const fused_work *f, int64_t b, int64_t stop, const float *factors,
+                      int64_t first, int64_t end, const int U, const bool keys, fetcher *ahead,
+                      int64_t share)
+{
+    const bool alone = end - first <= PANEL;
+    bool fold = f->f->fold[first / FWA_LANES];
+    int64_t late_at = -1, late_b = b, at;
+    const float *late_factors = factors;
+    for (; b < stop; b += GROUP, factors += GROUP_FACTORS) {
+        for (at = first; at < end; at += PANEL) {
+            ahead->limit = ahead->limit + share < ahead->rows ? ahead->limit + share : ahead->rows;
+            if (fold)
+                pass_panel(f, b, at, U, keys, true, ahead);
+            else
+                pass_panel(f, b, at, U, keys, false, ahead);
+            if (late_at >= 0)
+                walk_plain(f, late_b, stop, late_factors, late_at, keys, U);
+            late_at = at;
+            late_b = b;
+            late_factors = factors;
+            if (alone) {
+                walk_plain(f, b, stop, factors, at, keys, U);
+                late_at = -1;
+            }
+        }
+        const group_work g = {.b = b, .tokens = GROUP};
+        fold = is_folded(f, &g, factors[GROUP_FACTORS - 1]);
+    }
+    if (late_at >= 0)
+        walk_plain(f, late_b, stop, late_factors, late_at, keys, U);
+}
+
 /* The block at hand, `count` panels from column `first` on. Each pass brings `share` of the rows
  * that come next. Panels take turns: while one's walk waits for the last sums of its pass, the next
  * one's pass begins. */
@@ -152,14 +215,24 @@ INLINE void run_panels(const fused_work *f, int64_t first, int64_t count, const 
     const int64_t end = first + count * PANEL;
     group_work g = {0};
     int64_t at, n = 0;
-    for (g.b = 0; g.b < f->tokens; g.b += g.tokens, n++) {
+    while (g.b < f->tokens) {
+        const int64_t plain = plain_end(f, g.b);
+        const float *factors = f->f->factors + n * GROUP_FACTORS;
+        if (plain > g.b) {
+            run_plain(f, g.b, plain, factors, first, end, U, keys, ahead, share);
+            n += (plain - g.b) / GROUP;
+            g.b = plain;
+            continue;
+        }
         g.tokens = group_tokens(f, g.b);
         g.row = GROUP + g.b;
         g.low = f->first > g.row ? f->first - g.row : 0;
         for (g.at = first; g.at < end; g.at += PANEL) {
             ahead->limit = ahead->limit + share < ahead->rows ? ahead->limit + share : ahead->rows;
-            run_group(f, &g, f->f->factors + n * GROUP_FACTORS, U, keys, ahead);
+            run_group(f, &g, factors, U, keys, ahead);
         }
+        g.b += g.tokens;
+        n++;
     }
     for (at = first; at < end; at += PANEL) {
         if (f->last || keep || f->w.window > 1)
@@ -176,7 +249,8 @@ static void run_block(const fused_work *f, fetcher *ahead, bool keep)
     const int64_t passes = (f->tokens + GROUP - 1) / GROUP * ((f->width + PANEL - 1) / PANEL);
     const int64_t share = (ahead->rows + passes - 1) / passes;
     int64_t at, count;
-    ahead->apart = share > 0 && f->w.p->key_dim / share > 4 ? f->w.p->key_dim / share : 4;
+    ahead->apart = f->w.p->key_dim / (share > 0 ? share : 1);
+    ahead->apart = ahead->apart > 4 ? ahead->apart : 4;
 #define RUN(U, count)                                                                              \
     do {                                                                                           \
         if (f->w.regression)                                                                       \
