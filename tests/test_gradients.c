@@ -368,6 +368,46 @@ IDENTITY(g6_normalised_keys, ENGINES_EXACT)
     }
 }
 
+/* G12: one normalised feature is +-1 but for norm_eps, and what is left of its gradient is
+ * f norm_eps / n^3. Element by element, with upstream gradients so large that f16 has its digits. */
+static void one_feature(const engine *e, int norm, double norm_eps)
+{
+    enum { ROWS = 24 };
+    fwa_problem problem = same_step_problem(1, 1);
+    set_rule(&problem, &factor_rules[7]); /* falcon1a */
+    problem.step = FWA_STEP_DIRECT;
+    problem.qk_norm = norm;
+    problem.norm_eps = norm_eps;
+    conformance_data data = random_data(&problem, ROWS, 1, 90);
+    fill_between(&data, "q", 0.5, 1.5, 91);
+    fill_between(&data, "k", -1.5, -0.5, 92);
+    fill_between(&data, "v", 1, 2, 93);
+    fill_between(&data, "beta", 0.5, 1, 94);
+    fill_between(&data, "do", 4000, 8000, 95);
+    conformance_round(&data, e->dtype, FWA_DTYPE_NONE);
+    conformance_data got = run_engine(e, &data, 1);
+    for (int64_t i = 0; i < ROWS; i++) {
+        const double q = get(&data, "q")[i], k = get(&data, "k")[i];
+        const double q_root = sqrt(q * q + norm_eps), k_root = sqrt(k * k + norm_eps);
+        const double along = get(&data, "do")[i] * get(&data, "beta")[i] * get(&data, "v")[i];
+        const double dq = along * k / k_root * norm_eps / (q_root * q_root * q_root);
+        const double dk = along * q / q_root * norm_eps / (k_root * k_root * k_root);
+        expect_close(e, "dq", get(&got, "dq") + i, &dq, 1, 1);
+        expect_close(e, "dk", get(&got, "dk") + i, &dk, 1, 1);
+    }
+    conformance_data_free(&got);
+    conformance_data_free(&data);
+}
+
+IDENTITY(g12_one_normalised_feature, ENGINES)
+{
+    static const double norm_eps[] = {1e-6, 0.1, 0};
+    for (int i = 0; i < 3; i++) {
+        one_feature(e, FWA_NORM_L2, norm_eps[i]);
+        one_feature(e, FWA_NORM_RMS, norm_eps[i]);
+    }
+}
+
 /* G7: o = v whatever the state, where beta is 1 and the query is the key. */
 IDENTITY(g7_exact_step, ENGINES_EXACT)
 {

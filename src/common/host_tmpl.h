@@ -127,6 +127,14 @@ static inline void FWA_HOST(feature)(const fwa_problem *p, const FWA_REAL *raw, 
             x[i] = x[i] > 0 ? x[i] + 1 : FWA_HOST_EXP(x[i]);
 }
 
+/* What is left of the gradient of a vector of one element, whose normalised form is +-1 but for
+ * norm_eps: du = g norm_eps / n^3. The general formula is the difference of two almost equal terms
+ * there. In this order no factor overflows before the result does. */
+static inline FWA_REAL FWA_HOST(feature_slope)(const fwa_problem *p, FWA_REAL inverse)
+{
+    return (FWA_REAL)p->norm_eps * inverse * inverse * inverse;
+}
+
 /* The gradient of raw from that of x: du = (g - w <w,g>/m)/n with w = raw/n, m = 1 (l2) or D (rms).
  * `raw_grad` may be `x_grad`. */
 static inline void FWA_HOST(feature_backward)(const fwa_problem *p, const FWA_REAL *raw,
@@ -145,6 +153,10 @@ static inline void FWA_HOST(feature_backward)(const fwa_problem *p, const FWA_RE
         memmove(raw_grad, x_grad, sizeof *raw_grad * (size_t)p->key_dim);
     if (p->qk_norm == FWA_NORM_NONE)
         return;
+    if (p->key_dim == 1) {
+        raw_grad[0] *= FWA_HOST(feature_slope)(p, inverse);
+        return;
+    }
     along = FWA_HOST(feature_dot)(p, raw, raw_grad) * inverse;
     if (p->qk_norm == FWA_NORM_RMS)
         along /= (FWA_REAL)p->key_dim;

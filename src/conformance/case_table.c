@@ -185,14 +185,10 @@ static void set_heads(fwa_problem *p, int32_t level)
     p->heads_query = factor_heads[level][2];
 }
 
-/* Settings under which float32 cannot be held to its bound, whatever computes it. */
+/* Settings under which a type cannot be held to its bound, whatever computes it. */
 static void soften(conformance_case *c)
 {
     fwa_problem *p = &c->problem;
-    /* One element, normalised, is +-1 but for norm_eps: its gradient is the difference of two equal
-     * terms, and with norm_eps in the way of 1e-6 no digit is left. */
-    if (p->key_dim == 1 && p->qk_norm != FWA_NORM_NONE)
-        p->norm_eps = 0.5;
     /* One feature cancels out of S^T q / (z^T q): without eps_attn the gradient of q is zero. */
     if (p->key_dim == 1 && p->normalizer)
         p->eps_attn = 0.5;

@@ -56,7 +56,7 @@ static void feature_row(const fwa_problem *p, int64_t dim, const float *raw, flo
 }
 
 /* The gradient of raw from that of x: du = (g - w <w, g> / m) / n with w = raw / n, m = 1 (l2) or D
- * (rms). All rows are padded with zeros; raw is not looked at where x is raw. */
+ * (rms); one element has a slope of its own. All rows are padded with zeros; raw is not looked at where x is raw. */
 static void feature_row_backward(const fwa_problem *p, int64_t dim, const float *raw,
                                  const float *x_grad, float *raw_grad)
 {
@@ -78,6 +78,10 @@ static void feature_row_backward(const fwa_problem *p, int64_t dim, const float 
     }
     if (!norm)
         return;
+    if (p->key_dim == 1) {
+        raw_grad[0] *= fwa_feature_slope_f32(p, inverse);
+        return;
+    }
     along = sum_lanes(sum) * inverse;
     if (p->qk_norm == FWA_NORM_RMS)
         along /= (float)p->key_dim;
