@@ -328,6 +328,34 @@ Test(invariance, threads)
     thread_counts(&engines[6]); /* bf16, chunked */
 }
 
+/* As many heads as large models have, on numbers of threads that they are no multiple of (B118). */
+Test(invariance, many_heads)
+{
+    static const int32_t heads[] = {16, 40, 48}, counts[] = {2, 3, 7, 24};
+    static const int rules[] = {0, 1, 4, 7, 13}; /* each kernel once, the normaliser */
+    for (int64_t h = 0; h < COUNT(heads); h++)
+        for (int64_t r = 0; r < COUNT(rules); r++) {
+            fwa_problem problem = FWA_PROBLEM_INIT;
+            problem.key_dim = problem.value_dim = 8;
+            problem.heads_key = problem.heads_value = problem.heads_query = heads[h];
+            set_rule(&problem, &factor_rules[rules[r]]);
+            conformance_data data = random_data(&problem, 1, 35, 61);
+            random_gates(&data, 61);
+            random_upstream(&data, 1, 61);
+            conformance_round(&data, FWA_DTYPE_F32, FWA_DTYPE_NONE);
+            for (int i = 1; i < ENGINES_EXACT; i++) {
+                conformance_data want = run_threads(&engines[i], &data, 1);
+                for (int64_t j = 0; j < COUNT(counts); j++) {
+                    conformance_data got = run_threads(&engines[i], &data, counts[j]);
+                    expect_all_same(&engines[i], factor_rules[rules[r]].name, &got, &want);
+                    conformance_data_free(&got);
+                }
+                conformance_data_free(&want);
+            }
+            conformance_data_free(&data);
+        }
+}
+
 Test(invariance, repetitions)
 {
     static const int rules[] = {0, 1, 4, 7, 8, 13}; /* each kernel once, the normaliser */

@@ -4,6 +4,7 @@
 
 #include "support.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -118,6 +119,143 @@ Test(long_sequences, strong_decay)
     }
 }
 
+/* Lengths around 2^15 in f16 (B016): finite, and as close to the reference as any. */
+Test(long_sequences, f16_lengths)
+{
+    static const int64_t tokens[] = {32769, 32767, 32768, 40960};
+    const int32_t width = full_tests() ? 64 : 16;
+    for (int64_t i = 0; i < (full_tests() ? COUNT(tokens) : 1); i++) {
+        for (int norm = 0; norm < 2; norm++) {
+            fwa_problem problem = FWA_PROBLEM_INIT;
+            problem.key_dim = problem.value_dim = width;
+            problem.qk_norm = norm ? FWA_NORM_L2 : FWA_NORM_NONE;
+            /* Keys as they come are as long as sqrt(D), which normalised steps take out again. */
+            problem.scale = norm ? 1 : 1 / (double)width;
+            conformance_data data = random_data(&problem, 1, tokens[i], 11);
+            fill_between(&data, "beta", 0, 1, 12);
+            conformance_round(&data, FWA_DTYPE_F16, FWA_DTYPE_NONE);
+            conformance_data want = run_engine(&engines[0], &data, 0);
+            for (int j = 0; j < ENGINES; j++) {
+                if (!is_linear(&engines[j]) || engines[j].dtype != FWA_DTYPE_F16)
+                    continue;
+                conformance_data got = run_engine(&engines[j], &data, 0);
+                const double *o = get(&got, "o");
+                for (int64_t n = conformance_count(&got, "o") - 1; n >= 0; n--)
+                    cr_assert(isfinite(o[n]), "%s: element %lld of o", engine_name(&engines[j]),
+                              (long long)n);
+                expect_all_close(&engines[j], "f16", &got, &want);
+                conformance_data_free(&got);
+            }
+            conformance_data_free(&want);
+            conformance_data_free(&data);
+        }
+    }
+}
+
+/* One gate at every token, from mild to closed: what a chunk spans in the exponent is up to 5120
+ * (B002). */
+Test(long_sequences, constant_gates)
+{
+    static const double gates[] = {-0.5, -1, -2.5, -3, -5, -8, -20};
+    for (int64_t i = 0; i < COUNT(gates); i++) {
+        for (int rule = 0; rule < 8; rule += 7) { /* falcon1, falcon1a */
+            fwa_problem problem = FWA_PROBLEM_INIT;
+            problem.key_dim = problem.value_dim = full_tests() ? 128 : 32;
+            problem.qk_norm = FWA_NORM_L2;
+            set_rule(&problem, &factor_rules[rule]);
+            conformance_data data = random_data(&problem, 1, 256, 21);
+            fill_between(&data, "beta", 0.05, 1, 22);
+            fill(&data, "log_gate", gates[i]);
+            random_upstream(&data, 1, 23);
+            for (int j = 1; j < ENGINES; j++) {
+                conformance_data rounded = conformance_data_copy(&data);
+                conformance_round(&rounded, engines[j].dtype, FWA_DTYPE_NONE);
+                conformance_data want = run_engine(&engines[0], &rounded, 1);
+                conformance_data got = run_engine(&engines[j], &rounded, 1);
+                char label[64];
+                snprintf(label, sizeof label, "%s, gate %g", factor_rules[rule].name, gates[i]);
+                expect_all_close(&engines[j], label, &got, &want);
+                conformance_data_free(&got);
+                conformance_data_free(&want);
+                conformance_data_free(&rounded);
+            }
+            conformance_data_free(&data);
+        }
+    }
+}
+
+/* A gate that is open all along changes no bit, however long the sequence; and the bound, which does
+ * not know the length, holds at each (B004, B005). */
+Test(long_sequences, open_gates)
+{
+    static const int64_t tokens[] = {7, 50, 100, 500, 1000, 2000};
+    for (int64_t i = 0; i < COUNT(tokens); i++) {
+        for (int rule = 0; rule < 8; rule += 7) {
+            fwa_problem problem = FWA_PROBLEM_INIT;
+            problem.key_dim = problem.value_dim = 16;
+            problem.qk_norm = FWA_NORM_L2;
+            set_rule(&problem, &factor_rules[rule]);
+            conformance_data bare = random_data(&problem, 1, tokens[i], 31);
+            fill_between(&bare, "beta", 0.05, 1, 32);
+            conformance_round(&bare, FWA_DTYPE_BF16, FWA_DTYPE_NONE); /* exact in every type */
+            conformance_data gated = conformance_data_copy(&bare);
+            fill(&gated, "log_gate", 0);
+            conformance_data exact = run_engine(&engines[0], &bare, 0);
+            for (int j = 1; j < ENGINES; j++) {
+                if (engines[j].dtype == FWA_DTYPE_F16)
+                    continue;
+                conformance_data want = run_engine(&engines[j], &bare, 0);
+                conformance_data got = run_engine(&engines[j], &gated, 0);
+                expect_all_same(&engines[j], factor_rules[rule].name, &got, &want);
+                expect_all_close(&engines[j], factor_rules[rule].name, &got, &exact);
+                conformance_data_free(&want);
+                conformance_data_free(&got);
+            }
+            conformance_data_free(&exact);
+            conformance_data_free(&bare);
+            conformance_data_free(&gated);
+        }
+    }
+}
+
+/* f16 with keys of no particular size and steps taken as they are: the state grows until outputs
+ * leave f16 (B008). They are infinite where the reference's are, with its signs, and never NaN. */
+Test(long_sequences, f16_overflow)
+{
+    enum { D = 64, TOKENS = 64 };
+    fwa_problem problem = same_step_problem(D, D);
+    problem.step = FWA_STEP_DIRECT;
+    conformance_data data = random_data(&problem, 1, TOKENS, 41);
+    fill_normal(&data, "beta", 1, 42);
+    for (int64_t t = 0; t < TOKENS; t++)
+        get(&data, "beta")[t] = 1 / (1 + exp(-get(&data, "beta")[t]));
+    conformance_round(&data, FWA_DTYPE_F16, FWA_DTYPE_NONE);
+    const engine reference = {"reference", FWA_FORM_RECURRENT, FWA_DTYPE_F16};
+    conformance_data want = run_engine(&reference, &data, 0);
+    const double *expected = get(&want, "o");
+    for (int j = 0; j < ENGINES; j++) {
+        if (engines[j].dtype != FWA_DTYPE_F16)
+            continue;
+        conformance_data got = run_engine(&engines[j], &data, 0);
+        const double *o = get(&got, "o");
+        int64_t infinite = 0, finite = 0, wrong = 0, nan = 0;
+        for (int64_t i = conformance_count(&got, "o") - 1; i >= 0; i--) {
+            nan += isnan(o[i]) != 0;
+            infinite += isinf(expected[i]) != 0;
+            finite += isfinite(expected[i]) != 0;
+            wrong += isinf(expected[i]) ? o[i] != expected[i] : !isfinite(o[i]);
+        }
+        cr_expect(infinite > 0 && finite > 0, "%lld infinite, %lld finite", (long long)infinite,
+                  (long long)finite);
+        cr_expect_eq(nan, 0, "%s: %lld are NaN", engine_name(&engines[j]), (long long)nan);
+        cr_expect_eq(wrong, 0, "%s: %lld of %lld infinite, %lld finite", engine_name(&engines[j]),
+                     (long long)wrong, (long long)infinite, (long long)finite);
+        conformance_data_free(&got);
+    }
+    conformance_data_free(&want);
+    conformance_data_free(&data);
+}
+
 /* ---- More than 2^31 elements ---- */
 
 enum { HUGE_HEADS = 16, HUGE_DIM = 128, HUGE_TAIL = 64 };
@@ -213,6 +351,53 @@ static void check_huge(int form, int64_t tokens)
     free(h.outputs);
     free(h.gates);
     fwa_plan_destroy(h.plan);
+}
+
+/* The states that a backward keeps, one a sequence at least, are more than 2^31 elements together
+ * (B080): the last sequence's gradients are those that it has alone. */
+static void check_kept_states(int64_t sequences)
+{
+    enum { DIM = 256 };
+    fwa_problem problem = same_step_problem(DIM, DIM);
+    fwa_plan *plan;
+    conformance_random random = conformance_random_seed(17);
+    const int64_t n = sequences * DIM;
+    float *inputs = conformance_allocate((size_t)n, sizeof *inputs);
+    float *gradients = conformance_allocate((size_t)n, sizeof *gradients);
+    float *last = conformance_allocate(DIM, sizeof *last);
+    for (int64_t i = 0; i < n; i++)
+        inputs[i] = (float)conformance_random_normal(&random);
+    problem.qk_norm = FWA_NORM_L2;
+    problem.form = FWA_FORM_CHUNKED;
+    cr_assert_eq(fwa_plan_create(context_of("cpu", 2), &problem, &plan), FWA_OK, "%s",
+                 fwa_error_message());
+    for (int alone = 0; alone < 2; alone++) {
+        const int64_t rows = alone ? 1 : sequences;
+        fwa_backward_args args = FWA_BACKWARD_ARGS_INIT;
+        args.q = fwa_tensor_contiguous(inputs + n - rows * DIM, FWA_DTYPE_F32, 4, rows, 1, 1, DIM);
+        args.k = args.v = args.o_grad = args.q;
+        args.k_grad = fwa_tensor_contiguous(alone ? last : gradients, FWA_DTYPE_F32, 4, rows, 1, 1,
+                                            DIM);
+        cr_assert_eq(
+            fwa_plan_workspace_size(plan, FWA_PASS_BACKWARD, rows, 1, rows, &args.workspace_size),
+            FWA_OK);
+        cr_assert(alone || args.workspace_size / sizeof(float) > (size_t)sequences * DIM * DIM,
+                  "the backward keeps no states any more: %zu bytes", args.workspace_size);
+        args.workspace = malloc(args.workspace_size);
+        cr_assert_not_null(args.workspace);
+        cr_assert_eq(fwa_backward(plan, &args), FWA_OK, "%s", fwa_error_message());
+        free(args.workspace);
+    }
+    cr_expect_eq(memcmp(gradients + n - DIM, last, sizeof *last * DIM), 0, "k_grad differs");
+    fwa_plan_destroy(plan);
+    free(inputs);
+    free(gradients);
+    free(last);
+}
+
+Test(long_sequences, kept_states)
+{
+    check_kept_states(full_tests() ? 32800 : 40);
 }
 
 /* 1048640 tokens of 16 heads of 128; without the long tests the same with few of them. */
