@@ -4,7 +4,7 @@
  * lm: trains a small language model whose token mixing is libfwa's. `lm --help` shows how.
  *
  *     lm --text FILE --rule falcon1 --seconds 60 --checkpoint run.safetensors --sample 300
- *     lm --resume run.safetensors --seconds 120
+ *     lm --resume run.safetensors --seconds 120          another 120 seconds
  *     lm --addition --batch 64 --steps 1500 --digits 1:6 --test-digits 1:9
  *
  * On a machine whose cores are shared, set OMP_WAIT_POLICY=passive. Exit status: 0, 1 for a

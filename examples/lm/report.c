@@ -14,6 +14,7 @@ int report_open(lm_report *report, const lm_trainer *trainer, lm_message *messag
     report->trainer = trainer;
     report->terminal = isatty(STDOUT_FILENO);
     report->start_done = trainer_done(trainer);
+    report->start_step = trainer->progress.step;
     report->start_seconds = trainer->progress.seconds;
     report->start_tokens = (double)trainer->progress.tokens;
     report->train_loss = report->validation_loss = NAN;
@@ -112,10 +113,23 @@ static int64_t count_parameters(const lm_model *model)
     return count;
 }
 
+enum { FIGURE_SIZE = 40 };
+
+/* A figure of this run's training; `none` where there was nothing left to train. */
+static const char *trained(const lm_report *report, int decimals, double figure, const char *none,
+                           char text[FIGURE_SIZE])
+{
+    if (report->trainer->progress.step == report->start_step)
+        return none;
+    snprintf(text, FIGURE_SIZE, "%.*f", decimals, figure);
+    return text;
+}
+
 static int append_summary(const lm_report *report, const char *path, lm_message *message)
 {
     const lm_trainer *trainer = report->trainer;
     const lm_progress *progress = &trainer->progress;
+    char speed[FIGURE_SIZE], loss[FIGURE_SIZE];
     FILE *file = fopen(path, "a");
     if (!file || fseek(file, 0, SEEK_END) != 0) {
         lm_fail(message, "cannot write %.400s: %s", path, strerror(errno));
@@ -126,11 +140,13 @@ static int append_summary(const lm_report *report, const char *path, lm_message 
     if (ftell(file) == 0)
         fprintf(file, "rule,kernel,parameters,steps,tokens,seconds,tokens_per_second,train_loss,"
                       "validation_loss,bits_per_byte\n");
-    fprintf(file, "%s,%s,%lld,%lld,%lld,%.2f,%.0f,%.4f,%.4f,%.4f\n", trainer->model.config.rule,
+    fprintf(file, "%s,%s,%lld,%lld,%lld,%.2f,%s,%s,%.4f,%.4f\n", trainer->model.config.rule,
             fwa_plan_kernel_name(trainer->model.plan, FWA_PASS_FORWARD),
             (long long)count_parameters(&trainer->model), (long long)progress->step,
-            (long long)progress->tokens, progress->seconds, tokens_per_second(report),
-            report->train_loss, report->validation_loss, report->validation_loss / M_LN2);
+            (long long)progress->tokens, progress->seconds,
+            trained(report, 0, tokens_per_second(report), "", speed),
+            trained(report, 4, report->train_loss, "", loss), report->validation_loss,
+            report->validation_loss / M_LN2);
     return close_written(file, path, message);
 }
 
@@ -139,6 +155,9 @@ int report_summary(const lm_report *report, lm_message *message)
     const lm_trainer *trainer = report->trainer;
     const lm_progress *progress = &trainer->progress;
     const char *path = trainer->settings->summary;
+    char speed[FIGURE_SIZE], loss[FIGURE_SIZE];
+    if (progress->step == report->start_step)
+        printf("nothing left to train: --steps or --seconds says how much more\n");
     printf("\n"
            "rule              %s\n"
            "kernel            %s\n"
@@ -146,14 +165,16 @@ int report_summary(const lm_report *report, lm_message *message)
            "steps             %lld\n"
            "tokens            %lld\n"
            "seconds           %.1f\n"
-           "tokens/s          %.0f\n"
-           "train loss        %.4f nats/byte\n"
+           "tokens/s          %s\n"
+           "train loss        %s nats/byte\n"
            "validation loss   %.4f nats/byte\n"
            "bits per byte     %.4f\n",
            trainer->model.config.rule, fwa_plan_kernel_name(trainer->model.plan, FWA_PASS_FORWARD),
            (long long)count_parameters(&trainer->model), (long long)progress->step,
-           (long long)progress->tokens, progress->seconds, tokens_per_second(report),
-           report->train_loss, report->validation_loss, report->validation_loss / M_LN2);
+           (long long)progress->tokens, progress->seconds,
+           trained(report, 0, tokens_per_second(report), "-", speed),
+           trained(report, 4, report->train_loss, "-", loss), report->validation_loss,
+           report->validation_loss / M_LN2);
     return path[0] ? append_summary(report, path, message) : 0;
 }
 

@@ -12,6 +12,7 @@ typedef struct lm_report {
     const lm_trainer *trainer;
     FILE *curve;      /* or NULL */
     int32_t terminal; /* 1: standard output is one */
+    int64_t start_step;
     double start_done, start_seconds, start_tokens;
     double bar_time; /* when the bar was last drawn */
     double loss_sum; /* since the last line */

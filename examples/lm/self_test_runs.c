@@ -125,6 +125,31 @@ static void check_resume(self_test_tally *tally, const test_files *files, const 
                     whole[0], whole[STEPS - 1]);
 }
 
+/* --steps and --seconds of a resumed run come on top of the HALF steps that the checkpoint has, and
+ * 0 asks for nothing more. */
+static void check_going_on(self_test_tally *tally, const test_files *files)
+{
+    const char *const cases[][2] = {{"--steps", "2"}, {"--steps", "0"}, {"--seconds", "0.001"}};
+    const int64_t totals[] = {HALF + 2, 0};
+    for (int i = 0; i < 3; i++) {
+        const char *const more[] = {"--resume", files->checkpoint, cases[i][0], cases[i][1], NULL};
+        lm_trainer trainer;
+        lm_settings settings;
+        lm_message message = {""};
+        const int result = start_run(&trainer, &settings, tally->context, more, &message);
+        self_test_check(tally, result == 0, "%s %s: %s", cases[i][0], cases[i][1], message.text);
+        if (result != 0)
+            continue;
+        const double total = i < 2 ? (double)totals[i] : trainer.progress.seconds + 0.001;
+        const double got = i < 2 ? (double)settings.steps : settings.seconds;
+        self_test_check(tally, got == total, "%s %s: %.17g in all, not %.17g", cases[i][0],
+                        cases[i][1], got, total);
+        self_test_check(tally, (trainer_done(&trainer) < 1.0) == (i != 1), "%s %s: done is %g",
+                        cases[i][0], cases[i][1], trainer_done(&trainer));
+        end_run(&trainer, &settings);
+    }
+}
+
 static void check_threads(self_test_tally *tally, const char *const *data)
 {
     const int threads = omp_get_max_threads();
@@ -289,6 +314,7 @@ void self_test_runs(self_test_tally *tally)
         check_threads(tally, additions);
         check_resume(tally, &files, additions, "additions");
         check_resume(tally, &files, text, "text");
+        check_going_on(tally, &files);
         check_refusals(tally, &files);
         check_damage(tally, &files);
     }

@@ -51,8 +51,10 @@ static const lm_option FIELDS[] = {
      AT(test_digits), 1, DIGITS_LIMIT},
     {"test-count", "N", "64", "additions per width in the final test", INTEGER, STORED,
      AT(test_count), 1, 65536},
-    {"steps", "N", "1000", "optimiser steps", INTEGER, STORED, AT(steps), 0, 1e15},
-    {"seconds", "S", "0", "train for so long instead", REAL, STORED, AT(seconds), 0, 1e9},
+    {"steps", "N", "1000", "optimiser steps; with --resume, so many more", INTEGER, STORED,
+     AT(steps), 0, 1e15},
+    {"seconds", "S", "0", "train for so long instead; with --resume, so much longer", REAL, STORED,
+     AT(seconds), 0, 1e9},
     {"batch", "N", "8", "sequences of a step", INTEGER, STORED, AT(batch), 1, 65536},
     {"context", "N", "256", "tokens of a sequence of text", INTEGER, STORED, AT(context), 1,
      1048576},
@@ -68,7 +70,8 @@ static const lm_option FIELDS[] = {
      AT(threads), 0, 4096},
     {"checkpoint", "FILE", "", "save the run to FILE (safetensors)", TEXT, TRANSIENT,
      AT(checkpoint), 0, 0},
-    {"resume", "FILE", "", "go on from a checkpoint", TEXT, TRANSIENT, AT(resume), 0, 0},
+    {"resume", "FILE", "", "go on from a checkpoint, to the end of its run unless told otherwise",
+     TEXT, TRANSIENT, AT(resume), 0, 0},
     {"curve", "FILE", "", "write the losses to FILE (CSV)", TEXT, TRANSIENT, AT(curve), 0, 0},
     {"summary", "FILE", "", "append the final figures to FILE (CSV)", TEXT, TRANSIENT, AT(summary),
      0, 0},
@@ -235,6 +238,23 @@ int settings_resolve(lm_settings *settings, lm_message *message)
         return set_field(settings, steps, STEPS_LIMIT, message);
     if (settings->given[steps] && !settings->given[seconds])
         return set_field(settings, seconds, "0", message);
+    return 0;
+}
+
+int settings_go_on(lm_settings *settings, int64_t steps_done, double seconds_done,
+                   lm_message *message)
+{
+    const int steps = find_field("steps"), seconds = find_field("seconds");
+    char text[40];
+    if (settings->given[steps] && settings->steps > 0) {
+        snprintf(text, sizeof text, "%" PRId64, steps_done + settings->steps);
+        if (set_field(settings, steps, text, message) != 0)
+            return -1;
+    }
+    if (settings->given[seconds] && settings->seconds > 0) {
+        snprintf(text, sizeof text, "%.17g", seconds_done + settings->seconds);
+        return set_field(settings, seconds, text, message);
+    }
     return 0;
 }
 

@@ -53,6 +53,10 @@ int settings_read(lm_settings *settings, const safetensors *file, lm_message *me
 
 /* Where the command line gives one of --steps and --seconds, the other is off. Call last. */
 int settings_resolve(lm_settings *settings, lm_message *message);
+/* On the command line of a resumed run, --steps and --seconds are what comes on top of what was
+ * done before: makes them totals, which is what a checkpoint keeps. */
+int settings_go_on(lm_settings *settings, int64_t steps_done, double seconds_done,
+                   lm_message *message);
 
 lm_config settings_model(const lm_settings *settings);
 

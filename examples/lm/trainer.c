@@ -34,16 +34,17 @@ static int open_data(lm_trainer *trainer, lm_message *message)
                           (uint64_t)settings->seed, message);
 }
 
-static int create_all(lm_trainer *trainer, fwa_context *context, const safetensors *file,
-                      lm_message *message)
+static int create_all(lm_trainer *trainer, fwa_context *context, lm_settings *settings,
+                      const safetensors *file, lm_message *message)
 {
-    const lm_settings *settings = trainer->settings;
     const lm_config config = settings_model(settings);
     const int64_t rows = settings->batch;
     if (model_create(&trainer->model, context, &config, (uint64_t)settings->seed, message) != 0)
         return -1;
     if (file &&
-        checkpoint_load(settings->resume, file, &trainer->model, &trainer->progress, message) != 0)
+        (checkpoint_load(settings->resume, file, &trainer->model, &trainer->progress, message) !=
+             0 ||
+         settings_go_on(settings, trainer->progress.step, trainer->progress.seconds, message) != 0))
         return -1;
     if (open_data(trainer, message) != 0 ||
         batch_create(&trainer->batch, rows * trainer->data.context, rows, message) != 0)
@@ -66,7 +67,7 @@ int trainer_create(lm_trainer *trainer, fwa_context *context, lm_settings *setti
     if (result == 0)
         result = settings_resolve(settings, message);
     if (result == 0)
-        result = create_all(trainer, context, file, message);
+        result = create_all(trainer, context, settings, file, message);
     safetensors_free(file);
     if (result != 0)
         trainer_destroy(trainer);
