@@ -305,6 +305,37 @@ Test(tool, wrong_problems)
     expect_refused("bad", "cu_seqlens");
 }
 
+/* An element beyond the type that the file is run in would be infinite there. */
+Test(tool, elements_out_of_range)
+{
+    safetensors *file = vector("falcon1_plain");
+    const safetensors_tensor *v = safetensors_find(file, "v");
+    const int64_t last = safetensors_elements(v) - 1;
+    char words[160];
+    doubles(file, "v")[last] = -1e39;
+    save(file, "wide");
+    file = vector("falcon1_plain");
+    v = safetensors_find(file, "v");
+    snprintf(words, sizeof words,
+             "wide: tensor 'v' has -1e+39 at [%d, %d, %d, %d], which is outside the range of f32",
+             (int)v->shape[0] - 1, (int)v->shape[1] - 1, (int)v->shape[2] - 1,
+             (int)v->shape[3] - 1);
+    expect("run wide -o wide -g -b reference", 0, "wide: reference/");
+    expect_refused("wide", words);
+    expect("run wide -o out -g -b reference -d f32", 3, words);
+    expect("verify wide -b reference", 0, "\n1 passed, 0 failed\n");
+
+    /* The greatest finite f16 is 65504; half a step beyond it is the first that rounds to none. */
+    doubles(file, "v")[last] = 65520;
+    save(file, "wide");
+    expect("run wide -o out -d f16", 3, "has 65520 at [");
+    expect("run wide -o out -d bf16", 0, "out: cpu/");
+    file = vector("falcon1_plain");
+    doubles(file, "v")[last] = 65519;
+    save(file, "wide");
+    expect("run wide -o out -d f16", 0, "out: cpu/");
+}
+
 /* One extent of one tensor is wrong: a message names the tensor, or the size of the problem that is
  * read from it. */
 Test(tool, inconsistent_shapes)
@@ -402,6 +433,12 @@ Test(tool, verify_finds_what_is_wrong)
     expect("verify wrong", 1, "\n0 passed, 4 failed\n");
     expect("verify wrong", 1, "FAIL");
     expect("verify wrong", 1, "dlambda");
+    /* The kernel is that of the pass that the tensor comes from. */
+    expect("verify wrong -b cpu -f chunked", 1, "/f32/backward ");
+    file = vector("falcon1_plain");
+    doubles(file, "o")[0] += 1e-3;
+    save(file, "wrong_o");
+    expect("verify wrong_o -b cpu -f chunked", 1, "/f32/forward ");
     expect("verify right wrong", 1, "\n4 passed, 4 failed\n");
     expect("verify right wrong -b reference -d all", 1, "\n4 passed, 4 failed\n");
     expect("verify right -b all -d bf16 -f chunked", 0, "\n1 passed, 0 failed\n");

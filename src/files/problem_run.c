@@ -3,6 +3,7 @@
 #include "element.h"
 #include "safetensors_internal.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,24 @@ static fwa_tensor dense(void *data, int32_t dtype, int32_t rank, const int64_t *
                             extent[4]);
 }
 
+/* An element that the file has and a type has not. */
+static int out_of_range(const safetensors_tensor *source, int64_t at, int32_t dtype,
+                        safetensors_message *message)
+{
+    char index[FWA_MAX_RANK * 24] = "";
+    int64_t rest = at, of[FWA_MAX_RANK];
+    for (int32_t axis = source->rank; axis-- > 0; rest /= source->shape[axis])
+        of[axis] = rest % source->shape[axis];
+    for (int32_t axis = 0, used = 0; axis < source->rank; axis++)
+        used += snprintf(index + used, sizeof index - (size_t)used, "%s%lld", axis ? ", " : "",
+                         (long long)of[axis]);
+    return safetensors_fail(message,
+                            "tensor '%s' has %g at [%s], which is outside the range of %s, the "
+                            "type that it is run in",
+                            source->name, element_get(source->dtype, source->data, at), index,
+                            fwa_dtype_name(dtype));
+}
+
 /* Converts a tensor of the file; rounds to `rounded` first unless that is NONE. */
 static int bind_given(const safetensors_tensor *source, const problem_tensor *row, int32_t dtype,
                       int32_t rounded, problem_buffer *buffer, safetensors_message *message)
@@ -44,10 +63,15 @@ static int bind_given(const safetensors_tensor *source, const problem_tensor *ro
     if (!element_is_float(dtype)) {
         memcpy(data, source->data, buffer->size);
     } else {
+        const int32_t narrow = rounded == FWA_DTYPE_NONE ? dtype : rounded;
         for (int64_t i = 0; i < n; i++) {
             const double value = element_get(source->dtype, source->data, i);
-            element_set(dtype, data, i,
-                        rounded == FWA_DTYPE_NONE ? value : element_round(rounded, value));
+            const double run = element_round(narrow, value);
+            if (isinf(run) && !isinf(value)) {
+                free(data);
+                return out_of_range(source, i, narrow, message);
+            }
+            element_set(dtype, data, i, run);
         }
     }
     buffer->row = row;

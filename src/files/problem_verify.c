@@ -174,7 +174,6 @@ problem_run_result problem_verify_run(problem_verify *verify, const problem_run_
         return result;
     const int32_t dtype = got.problem.dtype;
     memset(verdict, 0, sizeof *verdict);
-    snprintf(verdict->kernel, sizeof verdict->kernel, "%s", got.kernel[FWA_PASS_FORWARD]);
     judge_answers(verify, verify->exact.results, FWA_DTYPE_NONE, "answers", verdict);
     if ((dtype == FWA_DTYPE_F64 || dtype == FWA_DTYPE_F32) &&
         options->state_dtype == FWA_DTYPE_NONE)
@@ -184,6 +183,10 @@ problem_run_result problem_verify_run(problem_verify *verify, const problem_run_
         judge_rounded(&got, want, verdict);
     else
         *status = want->status;
+    const problem_tensor *worst = problem_tensor_find(verdict->tensor);
+    snprintf(verdict->kernel, sizeof verdict->kernel, "%s",
+             got.kernel[worst != NULL && worst->role == PROBLEM_GRADIENT ? FWA_PASS_BACKWARD
+                                                                         : FWA_PASS_FORWARD]);
     verdict->passed = verdict->ratio <= 1;
     problem_answer_free(&made);
     problem_answer_free(&got);

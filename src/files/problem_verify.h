@@ -27,7 +27,8 @@ typedef struct problem_verdict {
     compare_error error;
     compare_bound bound;
     double ratio;
-    char kernel[PROBLEM_KERNEL_SIZE]; /* of the forward */
+    /* The run's, of the pass that tensor comes from. */
+    char kernel[PROBLEM_KERNEL_SIZE];
 } problem_verdict;
 
 /* Runs the reference on the file, with the backward where `do` is there. The file must live longer.
