@@ -76,6 +76,21 @@ static int sorted_axes(const fwa_tensor *t, int order[FWA_MAX_RANK])
     return count;
 }
 
+/* The axis along which elements lie farthest apart. */
+static int longest_axis(const fwa_tensor *t)
+{
+    int axis, longest = 0;
+    double most = -1;
+    for (axis = 0; axis < t->rank; axis++) {
+        double length = ((double)t->shape[axis] - 1) * (double)t->stride[axis];
+        if (length > most) {
+            most = length;
+            longest = axis;
+        }
+    }
+    return longest;
+}
+
 static fwa_status check_strides(const fwa_tensor_rule *rule)
 {
     const fwa_tensor *t = rule->tensor;
@@ -95,8 +110,13 @@ static fwa_status check_strides(const fwa_tensor_rule *rule)
                             rule->name, axis, (long long)t->stride[axis],
                             rule->output ? "" : " or 0");
     }
-    if (span(t) < 0)
-        return fwa_fail(FWA_ERROR_STRIDE, "%s spans more than 2^60 bytes", rule->name);
+    if (span(t) < 0) {
+        axis = longest_axis(t);
+        return fwa_fail(FWA_ERROR_STRIDE,
+                        "%s.stride[%d] is %lld, with %lld elements along that axis: the tensor "
+                        "spans more than 2^60 bytes",
+                        rule->name, axis, (long long)t->stride[axis], (long long)t->shape[axis]);
+    }
     if (!rule->output)
         return FWA_OK;
     count = sorted_axes(t, order);

@@ -198,7 +198,7 @@ Test(arguments, strides)
             *stride = bad[i];
             snprintf(text, sizeof text, "%s.stride[%d] is %lld", t->name, axis, (long long)bad[i]);
             if (bad[i] > 16 && !last)
-                call_fails(c, FWA_ERROR_STRIDE, t->name, " spans more than 2^60 bytes");
+                call_fails(c, FWA_ERROR_STRIDE, text, "spans more than 2^60 bytes");
             else
                 call_fails(c, FWA_ERROR_STRIDE, text,
                            bad[i] < 2  ? "it must be at least"
