@@ -3,6 +3,7 @@
 
 #include "support.h"
 
+#include <float.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -300,6 +301,39 @@ Test(create, numbers)
             expect_message(try_problem("cpu", &p), FWA_ERROR_VALUE, text);
         }
     }
+}
+
+/* Arithmetic in float32 has its knobs in float32: what would be infinite there is refused. */
+Test(create, numbers_beyond_float32)
+{
+    static const struct {
+        const char *name;
+        size_t offset;
+    } fields[] = {FIELD(eps), FIELD(decay_floor), FIELD(scale), FIELD(norm_eps), FIELD(eps_attn)};
+    static const int32_t dtypes[] = {FWA_DTYPE_F32, FWA_DTYPE_BF16, FWA_DTYPE_F16};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        const bool is_floor = strcmp(fields[i].name, "decay_floor") == 0;
+        fwa_problem p = small_problem();
+        char text[64];
+        put_double(&p, fields[i].offset, 1e39);
+        snprintf(text, sizeof text, "problem->%s is 1e+39", fields[i].name);
+        FOR_BACKENDS(backend)
+        for (size_t j = 0; j < 3; j++) {
+            p.dtype = dtypes[j];
+            expect_message(try_problem(backend, &p), FWA_ERROR_VALUE, text,
+                           fwa_dtype_name(dtypes[j]), "at most 3.40282e+38");
+        }
+        p.dtype = FWA_DTYPE_F64;
+        if (!is_floor)
+            cr_expect_eq(try_problem("reference", &p), FWA_OK, "%s", fields[i].name);
+        p.dtype = FWA_DTYPE_F32;
+        put_double(&p, fields[i].offset, (double)FLT_MAX);
+        if (!is_floor)
+            cr_expect_eq(try_problem("cpu", &p), FWA_OK, "%s", fields[i].name);
+    }
+    fwa_problem p = small_problem();
+    p.scale = -1e39;
+    expect_message(try_problem("cpu", &p), FWA_ERROR_VALUE, "problem->scale is -1e+39", "float32");
 }
 
 Test(create, decay_floor)
