@@ -8,8 +8,8 @@
 int main(void)
 {
     enum { T = 4, D = 2, V = 2 };
-    float q[T * D] = {1,0, 0,1, 1,0, 0,1}, v[T * V] = {1,2, 3,4, 5,6, 7,8}, beta[T] = {1,1,1,1};
-    float o[T * V];
+    float q[T * D] = {1,0, 0,1, 1,0, 0,1}, v[T * V] = {1,2, 3,4, 5,6, 7,8};
+    float beta[T] = {1,1,1,1}, o[T * V];
     fwa_context *context;
     fwa_plan *plan;
     fwa_problem problem = FWA_PROBLEM_INIT;

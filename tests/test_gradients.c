@@ -369,7 +369,8 @@ IDENTITY(g6_normalised_keys, ENGINES_EXACT)
 }
 
 /* G12: one normalised feature is +-1 but for norm_eps, and what is left of its gradient is
- * f norm_eps / n^3. Element by element, with upstream gradients so large that f16 has its digits. */
+ * f norm_eps / n^3. Element by element, with upstream gradients so large that f16 has its digits.
+ */
 static void one_feature(const engine *e, int norm, double norm_eps)
 {
     enum { ROWS = 24 };

@@ -57,8 +57,8 @@ extern "C" {
  *     int main(void)
  *     {
  *         enum { T = 4, D = 2, V = 2 };
- *         float q[T * D] = {1,0, 0,1, 1,0, 0,1}, v[T * V] = {1,2, 3,4, 5,6, 7,8}, beta[T] = {1,1,1,1};
- *         float o[T * V];
+ *         float q[T * D] = {1,0, 0,1, 1,0, 0,1}, v[T * V] = {1,2, 3,4, 5,6, 7,8};
+ *         float beta[T] = {1,1,1,1}, o[T * V];
  *         fwa_context *context;
  *         fwa_plan *plan;
  *         fwa_problem problem = FWA_PROBLEM_INIT;
@@ -123,10 +123,11 @@ extern "C" {
  * Memory, threads, errors
  * -----------------------
  * After plan creation nothing allocates, prints, reads the environment or waits for a device; but
- * a context's first call on several threads starts them. They wait asleep. The caller owns the workspace; its contents mean nothing between calls, and two calls
- * that run at once need two of them. Contexts and plans are immutable: any number of threads may
- * use one at once. Results do not depend on the number of threads, on the batch a sequence is in,
- * or on what ran before, bit for bit.
+ * a context's first call on several threads starts them. They wait asleep. The caller owns the
+ * workspace; its contents mean nothing between calls, and two calls that run at once need two of
+ * them. Contexts and plans are immutable: any number of threads may use one at once. Results do not
+ * depend on the number of threads, on the batch a sequence is in, or on what ran before, bit for
+ * bit.
  *
  * Every function that can fail returns an fwa_status; fwa_error_message() then explains it in words
  * with the argument, its value and the limit. After an error nothing was written to any tensor.
@@ -134,7 +135,8 @@ extern "C" {
  *
  * The environment is read when a context is created or backends are listed, and only for two
  * things: FWA_BACKEND_PATH, the module directory, and FWA_CPU_ISA, which holds the CPU backend to
- * "generic", "neon", "avx2", "avx512", "avx512bf16" or "amx" kernels. Privileged programs ignore both.
+ * "generic", "neon", "avx2", "avx512", "avx512bf16" or "amx" kernels. Privileged programs ignore
+ * both.
  *
  * After fork() a child may go on using its contexts and plans; it starts threads of its own.
  */
@@ -443,7 +445,8 @@ FWA_API const char *fwa_plan_kernel_name(const fwa_plan *plan, fwa_pass pass);
 /* Bytes of workspace for calls up to this size: `batch` rows of `tokens` tokens holding `sequences`
  * sequences (sequences = batch without cu_seqlens; batch = 1 with it). Never falls when an argument
  * grows. 0: pass NULL. The backward's workspace has room for what the forward would have saved:
- * O(tokens / chunk) states, and for some rules a row of values per token. Errors: NULL, VALUE, SHAPE (negative or too large). */
+ * O(tokens / chunk) states, and for some rules a row of values per token. Errors: NULL, VALUE,
+ * SHAPE (negative or too large). */
 FWA_API fwa_status fwa_plan_workspace_size(const fwa_plan *plan, fwa_pass pass, int64_t batch,
                                            int64_t tokens, int64_t sequences, size_t *size);
 /* Bytes of the optional buffer through which the forward spares the backward a pass. */

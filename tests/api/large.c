@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors that span more than 2^31 and 2^32 elements, of which a call touches a few: offsets have 64
- * bits. They lie in address space that takes no memory until it is written. */
+/* Tensors that span more than 2^31 and 2^32 elements, of which a call touches a few: offsets have
+ * 64 bits. They lie in address space that takes no memory until it is written. */
 
 #include "support.h"
 
@@ -162,8 +162,8 @@ Test(large, pools_backward)
 
 #define FAR (((int64_t)1 << 32) + 4096)
 
-/* Puts the rows along one axis, not the last, FAR elements apart in every f32 tensor that has two of
- * them, all in one space: the tensors lie between each other's rows. */
+/* Puts the rows along one axis, not the last, FAR elements apart in every f32 tensor that has two
+ * of them, all in one space: the tensors lie between each other's rows. */
 static void spread(call *c, int axis, const space *s)
 {
     int64_t at = 0;
