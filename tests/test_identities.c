@@ -522,10 +522,11 @@ static void unit_length(double *x)
         x[d] /= sqrt(sum);
 }
 
-/* S = g (I - b k k^T) S + b k v^T, or S = g S + b k v^T; o = S^T q. */
-static void paper_rule(const paper *p, const conformance_data *data, double *o)
+/* S = g (I - b k k^T) S + b k v^T, or S = g S + b k v^T, from the state that comes in; o = S^T q. The
+ * state that goes out is left in s. */
+static void paper_rule(const paper *p, const conformance_data *data, double *o, double *s)
 {
-    double s[D * V] = {0};
+    memcpy(s, get(data, "state_in"), D * V * sizeof *s);
     for (int64_t t = 0; t < T; t++) {
         const double *v = get(data, "v") + t * V;
         const double *gate = conformance_get(data, "log_gate"),
@@ -559,7 +560,7 @@ IDENTITY(f_papers, ENGINES_EXACT)
                                    {"lightning_attention", 1, 0, 0}, {"mamba2", 1, 0, 0}};
     for (int i = 0; i < 6; i++) {
         fwa_problem problem = FWA_PROBLEM_INIT;
-        double want[T * V];
+        double want[T * V], state[D * V];
         cr_assert_eq(fwa_problem_preset(&problem, papers[i].preset), FWA_OK);
         problem.key_dim = D;
         problem.value_dim = V;
@@ -570,10 +571,12 @@ IDENTITY(f_papers, ENGINES_EXACT)
             fill_between(&data, "log_gate", -0.5, 0, 68);
         else if (papers[i].gated)
             fill(&data, "log_gate", log(0.96875));
+        fill_normal(&data, "state_in", 0.3, 69);
         round_to(e, &data);
-        paper_rule(&papers[i], &data, want);
+        paper_rule(&papers[i], &data, want, state);
         conformance_data got = run_engine(e, &data, 0);
         expect_close(e, papers[i].preset, get(&got, "o"), want, T * V, 1);
+        expect_close(e, "its state", get(&got, "state_out"), state, D * V, 1);
         conformance_data_free(&got);
         conformance_data_free(&data);
     }
