@@ -64,6 +64,23 @@ Test(pool, sleepers_come_back)
     fwa_pool_destroy(pool);
 }
 
+/* What the process takes of its processors while its threads wait: a few microseconds of looking
+ * each, then nothing. Spinning, it would be the length of the pause for every thread that runs. */
+Test(pool, waits_asleep)
+{
+    const struct timespec pause = {0, 300000000};
+    struct timespec before, after;
+    fwa_pool *pool = fwa_pool_create(4);
+    expect_counts(pool, 4, 10);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+    nanosleep(&pause, NULL);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+    const double taken = (double)(after.tv_sec - before.tv_sec) +
+                         1e-9 * (double)(after.tv_nsec - before.tv_nsec);
+    cr_expect_lt(taken, 0.03, "%g s of processor time in a pause of 0.3 s", taken);
+    fwa_pool_destroy(pool);
+}
+
 Test(pool, unused_and_null)
 {
     fwa_pool *pool = fwa_pool_create(3);
