@@ -110,10 +110,25 @@ prints() {
     "$2" > "$work/numbers" && awk '{ printf "%.3f %.3f\n", $1, $2 }' "$work/numbers" | diff -u "$1" -
 }
 
+# What the language model needs besides the library: its own sources and the project's file reader,
+# which is not installed.
+has_lm_libraries() {
+    printf '#include <%s.h>\n' dnnl popt jansson | gcc -E - >/dev/null 2>&1
+}
+
+language_model() {
+    # The flags are several words.
+    # shellcheck disable=SC2046
+    gcc -std=c11 -O1 -Wall -Wextra -Werror -D_GNU_SOURCE -DLM_USE_DNNL -fopenmp \
+        -I "$source/src/files" "$source"/examples/lm/*.c \
+        "$source"/src/files/{atomic_file,safetensors*}.c -o "$work/lm" \
+        $(pkg-config --cflags --libs ${static:+"$static"} fwa) -ldnnl -lpopt -ljansson -lm
+}
+
 cmake_project() {
     cmake -S "$source/tests/install" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$root" \
         -DCMAKE_LIBRARY_ARCHITECTURE="${library#lib/}" -DFWA_EXPECTED_VERSION="$version" \
-        -DFIRST_SOURCE="$source/examples/first.c" "$@" && cmake --build "$work/cmake"
+        -DEXAMPLES="$source/examples" "$@" && cmake --build "$work/cmake"
 }
 
 # A package whose library is gone says so, instead of failing at the link.
@@ -123,7 +138,7 @@ cmake_broken() {
         cp -a "$root/$library/cmake/fwa" "$copy/$library/cmake" || return 1
     ! cmake -S "$source/tests/install" -B "$work/cmake-broken" -DCMAKE_PREFIX_PATH="$copy" \
         -DCMAKE_LIBRARY_ARCHITECTURE="${library#lib/}" -DFWA_EXPECTED_VERSION="$version" \
-        -DFIRST_SOURCE="$source/examples/first.c" || return 1
+        -DEXAMPLES="$source/examples" || return 1
     grep -q 'installation of fwa is broken' "$work/log"
 }
 
@@ -160,12 +175,20 @@ check 'fwa.pc: version, module directory, include path' pc_values
     check 'C11 program by pkg-config' gcc -std=c11 $warnings "$source/examples/first.c" \
         -o "$work/first" $(pkg-config --cflags --libs $static fwa)
     check 'it prints the right numbers' prints "$expected" "$work/first"
+    check 'the decoding example by pkg-config' gcc -std=c11 $warnings "$source/examples/decode.c" \
+        -o "$work/decode" $(pkg-config --cflags --libs $static fwa) -lm
+    check 'it is content with its answers' "$work/decode"
+    if has_lm_libraries; then
+        check 'the language model by pkg-config' language_model
+        check 'its self-test' "$work/lm" --self-test
+    fi
     check 'C++17 program by pkg-config' g++ -std=c++17 $warnings "$source/tests/install/program.cc" \
         -o "$work/program" $(pkg-config --cflags --libs $static fwa)
     check 'it prints the right numbers' prints "$expected" "$work/program"
 }
 check 'CMake project' cmake_project
 check 'its C program prints the right numbers' prints "$expected" "$work/cmake/first"
+check 'its decoding example is content with its answers' "$work/cmake/decode"
 check 'its C++ program prints the right numbers' prints "$expected" "$work/cmake/program"
 check 'CMake refuses a broken installation' cmake_broken
 if [ -z "$destdir" ]; then
