@@ -134,8 +134,11 @@ static int run_once(check *k, int32_t saved, conformance_data *results)
             k->result.verdict = CONFORMANCE_GAP;
         return -1;
     }
-    snprintf(k->result.kernel, sizeof k->result.kernel, "%s", outcome.kernel[FWA_PASS_FORWARD]);
     conformance_judge(results, &k->answer->want, &k->c->problem, &k->result);
+    const problem_tensor *worst = problem_tensor_find(k->result.tensor);
+    const int pass = worst != NULL && worst->role == PROBLEM_GRADIENT ? FWA_PASS_BACKWARD
+                                                                      : FWA_PASS_FORWARD;
+    snprintf(k->result.kernel, sizeof k->result.kernel, "%s", outcome.kernel[pass]);
     if (check_kernel(k, outcome.kernel[FWA_PASS_FORWARD]) ||
         check_kernel(k, outcome.kernel[FWA_PASS_BACKWARD]))
         return 0;

@@ -44,6 +44,11 @@ typedef struct special {
         "falcon1", "hard", CONFORMANCE_##kind, FWA_ALIGNMENT_SAME_STEP, FWA_READ_AFTER_WRITE, 4,   \
             d, v, t, CONFORMANCE_ONE, CONFORMANCE_FRESH, F32                                       \
     }
+#define ONE_FEATURE(preset)                                                                        \
+    {                                                                                              \
+        preset, "one-feature", CONFORMANCE_RANDOM, -1, -1, 2, 1, 5, 41, CONFORMANCE_BATCH,         \
+            CONFORMANCE_CONTINUED, F32                                                             \
+    }
 #define DIMS(d, v)                                                                                 \
     {"falcon1",                                                                                    \
      "dims",                                                                                       \
@@ -150,6 +155,10 @@ static const special specials[] = {
     LONG("gated_deltanet", WILD_GATES, 1, 32, 32, 150, BATCH, COMMITTED),
     LONG("mamba2", HALF_OPEN_GATES, 4, 64, 32, 150, PACKED, CONTINUED),
     LONG("retnet", RANDOM, 1, 256, 256, 80, ONE, FRESH),
+    /* Normalised features that are +-1 but for norm_eps. */
+    ONE_FEATURE("falcon1a.1"),
+    ONE_FEATURE("falcon1a.3"),
+    ONE_FEATURE("deltanet"),
 };
 
 #define SPECIALS ((int32_t)(sizeof specials / sizeof *specials))

@@ -86,8 +86,8 @@ typedef enum conformance_verdict {
 
 typedef struct conformance_result {
     conformance_verdict verdict;
-    char kernel[128];
-    char tensor[32]; /* the worst, by error over bound */
+    char kernel[128]; /* of the pass that `tensor` comes from */
+    char tensor[32];  /* the worst, by error over bound */
     compare_error error;
     compare_bound bound;
     double ratio;
