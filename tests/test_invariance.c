@@ -709,3 +709,33 @@ Test(invariance, nan_and_tail)
                 factor_rules[rule].objective == FWA_OBJECTIVE_INNER_PRODUCT)
                 nan_and_tail(&engines[i], rule);
 }
+
+/* Kernels may flush results below 2^-126 to zero: they give the caller's setting back, whatever the
+ * gates, and read f16 numbers below 2^-14, which are such in between. */
+Test(invariance, tiny_numbers)
+{
+    for (int i = 1; i < ENGINES; i++) {
+        fwa_problem problem = same_step_problem(16, 16);
+        volatile float tiny = 0x1p-126F;
+        problem.scale = 0x1p20;
+        conformance_data data = random_data(&problem, 1, 40, 97);
+        random_carry(&data, 3, 97);
+        random_upstream(&data, 1, 97);
+        fill(&data, "log_gate", 0);
+        for (int64_t t = 20; t < 30; t++)
+            get(&data, "log_gate")[t] = -100;
+        for (int64_t j = 0; j < 40 * 16; j++)
+            get(&data, "v")[j] = ldexp(round(8 * get(&data, "v")[j]), -23);
+        fill(&data, "state_in", 0);
+        conformance_round(&data, engines[i].dtype, FWA_DTYPE_NONE);
+        cr_assert(get(&data, "v")[0] != 0);
+        conformance_data want = run_engine(&engines[0], &data, 0);
+        conformance_data got = run_engine(&engines[i], &data, 1);
+        expect_close(&engines[i], "o of tiny values", get(&got, "o"), get(&want, "o"), 40 * 16, 1);
+        tiny *= 0.5F;
+        cr_expect(tiny > 0, "%s: the caller's results are flushed", engine_name(&engines[i]));
+        conformance_data_free(&got);
+        conformance_data_free(&want);
+        conformance_data_free(&data);
+    }
+}
