@@ -395,15 +395,20 @@ static void inner_products(int64_t rows, int64_t columns, int64_t depth, const f
         inner_rows(1, columns, depth, a, a_stride, b, b_stride, c, c_stride, add);
 }
 
+/* Columns of C that are done for all rows before the next: their rows of B stay in a cache. */
+#define INNER_BLOCK 64
+
 /* The same for rows [0, rows), each only up to and with column `first + row`. */
 static void inner_products_below(int64_t rows, int64_t first, int64_t depth, const float *a,
                                  int64_t a_stride, const float *b, int64_t b_stride, float *c,
                                  int64_t c_stride)
 {
-    int64_t row;
-    for (row = 0; row < rows; row += 4) {
-        int64_t some = rows - row < 4 ? rows - row : 4;
-        inner_products(some, first + row + some, depth, a + row * a_stride, a_stride, b, b_stride,
-                       c + row * c_stride, c_stride, false);
-    }
+    int64_t row, column;
+    for (column = 0; column < first + rows; column += INNER_BLOCK)
+        for (row = column > first ? (column - first) / 4 * 4 : 0; row < rows; row += 4) {
+            const int64_t some = rows - row < 4 ? rows - row : 4, all = first + row + some - column;
+            inner_products(some, all < INNER_BLOCK ? all : INNER_BLOCK, depth, a + row * a_stride,
+                           a_stride, b + column * b_stride, b_stride, c + row * c_stride + column,
+                           c_stride, false);
+        }
 }
