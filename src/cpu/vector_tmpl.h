@@ -357,7 +357,11 @@ INLINE void inner_tile(const int R, int64_t depth, const float *a, int64_t a_str
     for (k = 0; k < depth; k += FWA_LANES) {
         vec other[4];
         UNROLL for (int q = 0; q < 4; q++)
+        {
             other[q] = load(b + (q < columns ? q : 0) * b_stride + k);
+            if (q >= columns)
+                PIN(other[q]); /* a product that two sums share would not be fused into either */
+        }
         UNROLL for (int r = 0; r < R; r++)
         {
             const vec row = load(a + r * a_stride + k);
