@@ -151,9 +151,9 @@ INLINE void run_group(const fused_work *f, const group_work *g, const float *fac
 static int64_t plain_end(const fused_work *f, int64_t b)
 {
     const fwa_sequence *s = f->w.s;
-    const int64_t commit = s->commit - f->start;
+    const int64_t commit = s->commit - f->start, row = GROUP + b;
     int64_t end = b + (f->tokens - b) / GROUP * GROUP;
-    if (!has_factors(f, b, f->first > GROUP + b))
+    if (!has_factors(f, b, f->first > row ? f->first - row : 0))
         return b;
     if (f->args && s->commit < s->length && commit > b && commit <= end)
         end = b + (commit - 1 - b) / GROUP * GROUP;
