@@ -2,7 +2,9 @@
 /* FWA_CPU_ISA, which holds the CPU backend to one level of instructions. */
 
 #include "support.h"
+#include "../../src/common/half.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -168,4 +170,82 @@ Test(levels, kernels_have_its_name)
         fwa_plan_destroy(plan);
         fwa_context_destroy(context);
     }
+}
+
+#define SIDE 256 /* D and V: a state of all numbers of 16 bits */
+
+static float to_float(int32_t dtype, uint16_t bits)
+{
+    return dtype == FWA_DTYPE_BF16 ? fwa_bf16_to_float(bits) : fwa_f16_to_float(bits);
+}
+
+static uint16_t from_float(int32_t dtype, float value)
+{
+    return dtype == FWA_DTYPE_BF16 ? fwa_bf16_from_float(value) : fwa_f16_from_float(value);
+}
+
+/* One token in place, with keys of ones: `v` is added to each row of the state. */
+static void add_to_rows(fwa_context *context, uint16_t *state, int32_t dtype, float *v)
+{
+    static float ones[SIDE], o[SIDE];
+    fwa_problem problem = FWA_PROBLEM_INIT;
+    fwa_forward_args args = FWA_FORWARD_ARGS_INIT;
+    fwa_plan *plan;
+    for (int i = 0; i < SIDE; i++)
+        ones[i] = 1;
+    cr_assert_eq(fwa_problem_preset(&problem, "linear_attention"), FWA_OK);
+    problem.qk_norm = FWA_NORM_NONE;
+    problem.phi = FWA_FEATURE_MAP_IDENTITY;
+    problem.normalizer = 0;
+    problem.state_dtype = dtype;
+    problem.key_dim = problem.value_dim = SIDE;
+    plan = make_plan(context, &problem);
+    args.q = args.k = fwa_tensor_contiguous(ones, FWA_DTYPE_F32, 4, 1, 1, 1, SIDE);
+    args.v = fwa_tensor_contiguous(v, FWA_DTYPE_F32, 4, 1, 1, 1, SIDE);
+    args.o = fwa_tensor_contiguous(o, FWA_DTYPE_F32, 4, 1, 1, 1, SIDE);
+    args.carry_in.state = args.carry_out.state = fwa_tensor_contiguous(state, dtype, 4, 1, 1, SIDE,
+                                                                       SIDE);
+    cr_assert_eq(fwa_plan_workspace_size(plan, FWA_PASS_FORWARD, 1, 1, 1, &args.workspace_size),
+                 FWA_OK);
+    args.workspace = malloc(args.workspace_size);
+    cr_assert_eq(fwa_forward(plan, &args), FWA_OK, "%s", fwa_error_message());
+    free(args.workspace);
+    fwa_plan_destroy(plan);
+}
+
+/* Every number of a 16-bit state goes through a step of decoding, and is rounded once, to nearest even.
+ * Sums below 2^-126 may be flushed. */
+Test(levels, states_of_16_bits)
+{
+    static uint16_t state[SIDE * SIDE];
+    const char *list = available();
+    char level[32];
+    for (int n = 0; nth(list, n, level); n++)
+        for (int type = 0; type < 8; type++) {
+            const int32_t dtype = type % 2 ? FWA_DTYPE_BF16 : FWA_DTYPE_F16;
+            fwa_context *context;
+            float v[SIDE];
+            for (int c = 0; c < SIDE; c++)
+                v[c] = type < 2 ? 0 : ldexpf((float)(c * 37 % 513 - 256), c * 11 % 30 - 20 - type);
+            for (int i = 0; i < SIDE * SIDE; i++)
+                state[i] = (uint16_t)i;
+            setenv("FWA_CPU_ISA", level, 1);
+            context = make_context("cpu", 1);
+            unsetenv("FWA_CPU_ISA");
+            add_to_rows(context, state, dtype, v);
+            fwa_context_destroy(context);
+            for (int i = 0; i < SIDE * SIDE; i++) {
+                const float before = to_float(dtype, (uint16_t)i), sum = before + v[i % SIDE];
+                const float got = to_float(dtype, state[i]);
+                if (isnan(sum))
+                    cr_assert(isnan(got), "%s: %04x became %04x", level, (unsigned)i, state[i]);
+                else if (fabsf(sum) < 0x1p-126F)
+                    cr_assert(got == 0 || got == sum, "%s: %g + %g is %g", level, (double)before,
+                              (double)v[i % SIDE], (double)got);
+                else
+                    cr_assert_eq(state[i], from_float(dtype, sum), "%s: %g + %g is %g, not %g",
+                                 level, (double)before, (double)v[i % SIDE], (double)got,
+                                 (double)to_float(dtype, from_float(dtype, sum)));
+            }
+        }
 }
