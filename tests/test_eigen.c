@@ -65,17 +65,51 @@ static double expected(const window *w)
     return fwa_top_eigen(w->n, gram, vector);
 }
 
-/* Of as many windows of n pairs as the kernels take. */
-static void eigenvalues(const fwa_cpu_kernels *kernels, const window *windows, double *to)
+static double matrices[LOWER * LANES] __attribute__((aligned(64)));
+
+static void load_matrices(const fwa_cpu_kernels *kernels, const window *windows)
 {
-    static double matrices[LOWER * LANES] __attribute__((aligned(64)));
     const int n = windows[0].n;
     double *at = matrices;
     for (int i = 0; i < n; i++)
         for (int j = 0; j <= i; j++)
             for (int t = 0; t < kernels->lanes; t++)
                 *at++ = (double)windows[t].gram[i][j];
-    kernels->top_eigenvalues(n, matrices, to);
+}
+
+/* Of as many windows of n pairs as the kernels take. */
+static void eigenvalues(const fwa_cpu_kernels *kernels, const window *windows, double *to)
+{
+    load_matrices(kernels, windows);
+    kernels->top_eigenvalues(windows[0].n, matrices, to);
+}
+
+/* The same, and the vectors, [n][lanes]; the values must be those above. */
+static void eigenvectors(const fwa_cpu_kernels *kernels, const window *windows, double *to,
+                         double *vectors)
+{
+    static double room[LOWER * LANES] __attribute__((aligned(64)));
+    double values[LANES];
+    eigenvalues(kernels, windows, values);
+    load_matrices(kernels, windows);
+    kernels->top_eigenvectors(windows[0].n, matrices, room, to, vectors);
+    cr_expect_arr_eq(to, values, sizeof(double) * (size_t)kernels->lanes);
+}
+
+/* |G v - lambda v| over lambda, of the window in lane t: lambda is the largest eigenvalue, so only its
+ * vectors have little of it. The vector's length is 1. */
+static double residual(const window *w, double value, const double *vectors, int lanes, int t)
+{
+    double square = 0, length = 0;
+    for (int i = 0; i < w->n; i++) {
+        double sum = -value * vectors[i * lanes + t];
+        for (int j = 0; j < w->n; j++)
+            sum += (double)w->gram[i][j] * vectors[j * lanes + t];
+        square += sum * sum;
+        length += vectors[i * lanes + t] * vectors[i * lanes + t];
+    }
+    cr_expect_float_eq(length, 1, 1e-9);
+    return value > 0 ? sqrt(square) / value : sqrt(square);
 }
 
 /* All kinds in turn, in the lanes of one call, of all scales that squared norms may have. */
@@ -87,14 +121,18 @@ Test(eigen, many_at_once)
         for (uint64_t seed = 0; kernels && seed < 20 * FWA_EIGEN_MAX; seed++) {
             const int n = (int)(seed % FWA_EIGEN_MAX) + 1;
             window windows[LANES];
+            static double vectors[FWA_EIGEN_MAX * LANES] __attribute__((aligned(64)));
             double got[LANES];
             for (int t = 0; t < LANES; t++)
                 windows[t] = make_window((kind)((seed + (uint64_t)t) % KINDS), n,
                                          sizes[(seed / 7 + (uint64_t)t) % 5],
                                          100 * seed + (uint64_t)t);
-            eigenvalues(kernels, windows, got);
+            eigenvectors(kernels, windows, got, vectors);
             for (int t = 0; t < kernels->lanes; t++) {
                 const double want = expected(&windows[t]);
+                const double off = residual(&windows[t], want, vectors, kernels->lanes, t);
+                cr_expect_leq(off, 2e-9, "%s, n %d, kind %d: %g", levels[level], n,
+                              (int)((seed + (uint64_t)t) % KINDS), off);
                 cr_expect_leq(fabs(got[t] - want), 2e-8 * want,
                               "%s, n %d, kind %d: %.12g, not %.12g", levels[level], n,
                               (int)((seed + (uint64_t)t) % KINDS), got[t], want);

@@ -121,8 +121,7 @@ static fwa_status make_plan(void *device, const fwa_problem *problem, int32_t la
     plan->segment = plan->chunk ? FWA_CPU_SEGMENT_TOKENS : 0;
     plan->fused = plan->form == FWA_FORM_CHUNKED;
     plan->bf16 = fits_bf16(plan);
-    plan->adjoint = plan->fused && problem->window == 1 && !problem->normalizer &&
-                    problem->dynamics == FWA_DYNAMICS_PER_HEAD;
+    plan->adjoint = plan->fused && !problem->normalizer;
     plan->own_keys = plan->adjoint && problem->heads_key == problem->heads_value;
     plan->own_queries = plan->adjoint && problem->heads_query == problem->heads_value;
     plan->block = greatest_block(plan);
@@ -168,7 +167,7 @@ static size_t add_sizes(size_t a, size_t b)
     return a > PTRDIFF_MAX || b > PTRDIFF_MAX || a + b > PTRDIFF_MAX ? SIZE_MAX : a + b;
 }
 
-/* Bytes of the kept states, and of the residuals behind them. */
+/* Bytes of the kept states, and of the kept rows behind them. */
 static size_t states_size(const fwa_cpu_plan *plan, const fwa_extent *extent)
 {
     const fwa_problem *p = &plan->problem;
@@ -176,17 +175,17 @@ static size_t states_size(const fwa_cpu_plan *plan, const fwa_extent *extent)
                   fwa_cpu_kept_stride(p));
 }
 
-static size_t residuals_size(const fwa_cpu_plan *plan, const fwa_extent *extent)
+static size_t rows_size(const fwa_cpu_plan *plan, const fwa_extent *extent)
 {
     const fwa_problem *p = &plan->problem;
     if (!plan->adjoint || p->objective != FWA_OBJECTIVE_REGRESSION)
         return 0;
-    return floats(p->heads_value, extent->batch * extent->tokens, fwa_cpu_residual_stride(p), 1);
+    return floats(p->heads_value, extent->batch * extent->tokens, fwa_cpu_kept_stride(p), 1);
 }
 
 static size_t saved_size(const void *plan, const fwa_extent *extent)
 {
-    return add_sizes(states_size(plan, extent), residuals_size(plan, extent));
+    return add_sizes(states_size(plan, extent), rows_size(plan, extent));
 }
 
 /* Lets the parts be in memory of saved_size bytes. */
@@ -194,9 +193,8 @@ static void place_kept(const fwa_cpu_plan *plan, const fwa_extent *extent, char 
                        fwa_cpu_partials *parts)
 {
     parts->states = (float *)(void *)base;
-    parts->residuals = residuals_size(plan, extent)
-                           ? (float *)(void *)(base + states_size(plan, extent))
-                           : NULL;
+    parts->rows = rows_size(plan, extent) ? (float *)(void *)(base + states_size(plan, extent))
+                                          : NULL;
 }
 
 /* The parts of a backward's workspace behind the lanes' scratch; places them where base is given.
@@ -211,10 +209,10 @@ static size_t place_partials(const fwa_cpu_plan *plan, const fwa_extent *extent,
     size_t sizes[4], total = 0, i;
     parts->tokens = extent->batch * extent->tokens;
     parts->sequences = extent->sequences;
-    parts->rows = plan->own_keys ? extent->sequences
-                                 : parts->tokens + extent->sequences * (p->window - 1);
+    parts->pairs = extent->sequences * (p->window - 1) +
+                   (plan->own_keys ? extent->sequences : parts->tokens);
     parts->segments = fwa_cpu_segments(plan, extent);
-    sizes[0] = floats(units, parts->rows, stride, 1);
+    sizes[0] = floats(units, parts->pairs, stride, 1);
     sizes[1] = plan->own_queries ? 0 : floats(units, parts->tokens, stride, 1);
     sizes[2] = plan->adjoint ? 0 : floats(units, parts->tokens, 3, 1);
     sizes[3] = plan->adjoint ? 0 : floats(units, parts->sequences, stride, 1);

@@ -223,25 +223,34 @@ typedef struct {
         statistic[FWA_COLUMNS_LIMIT];
 } column_gradients;
 
-/* The adjoint of column_steps. */
-static void column_steps_back(const fwa_decay_knobs_f32 *given, const gates *g, float statistic,
-                              float count, int64_t columns, const float *restrict beta,
-                              const float *restrict gamma_grad, const float *restrict kappa_grad,
-                              column_gradients *restrict to)
+INLINE void column_steps_back_of(fwa_decay_knobs_f32 knobs, gates g, float statistic, float count,
+                                 int64_t columns, const float *restrict beta,
+                                 const float *restrict gamma_grad, const float *restrict kappa_grad,
+                                 column_gradients *restrict to)
 {
-    const fwa_decay_knobs_f32 knobs = *given;
-    const float lambda = g->lambda, gate = g->gate;
-    int64_t i;
-    for (i = 0; i < columns; i++) {
-        const fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(&knobs, beta[i], lambda, gate,
-                                                                     statistic);
+    for (int64_t i = 0; i < columns; i++) {
+        const fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(&knobs, beta[i], g.lambda,
+                                                                     g.gate, statistic);
         const fwa_decay_gradient_f32 grad = fwa_decay_step_backward_f32(
-            &knobs, &step, lambda, statistic, kappa_grad[i] / count, gamma_grad[i]);
+            &knobs, &step, g.lambda, statistic, kappa_grad[i] / count, gamma_grad[i]);
         to->beta[i] = grad.beta;
         to->lambda[i] = grad.lambda;
         to->log_gate[i] = grad.log_gate;
         to->statistic[i] = grad.statistic;
     }
+}
+
+/* The adjoint of column_steps. */
+OUTLINE void column_steps_back(const fwa_decay_knobs_f32 *knobs, const gates *g, float statistic,
+                               float count, int64_t columns, const float *restrict beta,
+                               const float *restrict gamma_grad, const float *restrict kappa_grad,
+                               column_gradients *restrict to)
+{
+    int64_t i = columns;
+#define RUN(knobs)                                                                                 \
+    column_steps_back_of(knobs, *g, statistic, count, columns, beta, gamma_grad, kappa_grad, to)
+    WITH_KNOBS(knobs, RUN);
+#undef RUN
     for (; i % FWA_LANES; i++)
         to->beta[i] = to->lambda[i] = to->log_gate[i] = to->statistic[i] = 0;
 }
@@ -346,7 +355,7 @@ static void start_back(const unit_work *w)
 /* Where a unit's partial rows of one sequence begin. */
 static float *partial_x(const unit_work *w, const fwa_cpu_partials *parts, int64_t unit)
 {
-    return parts->x + (unit * parts->rows + w->s->before + w->s->index * (w->window - 1)) *
+    return parts->x + (unit * parts->pairs + w->s->before + w->s->index * (w->window - 1)) *
                           (int64_t)w->c->dim_stride;
 }
 

@@ -282,8 +282,8 @@ static void store_panel_outputs(const bf16_work *w, const bf16_chunk *c, const b
 static void store_panel_residuals(const bf16_work *w, const bf16_chunk *c, const bf16_panel *p,
                                   int64_t at, int64_t width)
 {
-    float *to = w->f.residual + c->b * w->f.residual_stride + at;
-    for (int64_t t = 0; t < c->tokens; t++, to += w->f.residual_stride)
+    float *to = w->f.kept + c->b * w->f.kept_stride + at;
+    for (int64_t t = 0; t < c->tokens; t++, to += w->f.kept_stride)
         for (int64_t i = 0; i < width; i += 16)
             store(to + i, load(p->rows[t] + i));
 }
@@ -304,7 +304,7 @@ static void run_chunk(const bf16_work *w, const bf16_chunk *c, int64_t at, int U
     walk_chunk(w, c, p, U);
     if (w->f.args && p->output == p->outputs[0])
         store_panel_outputs(w, c, p, at, U * 16);
-    if (w->f.residual)
+    if (w->f.kept)
         store_panel_residuals(w, c, p, at, U * 16);
     if (w->f.args && due > 0 && due <= c->tokens && commit < w->f.w.s->length)
         commit_chunk(w, c, p, at, due, U);

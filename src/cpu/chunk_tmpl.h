@@ -182,21 +182,49 @@ static gates load_gates(const unit_work *w, int64_t token, float *beta_row)
     return g;
 }
 
-/* gamma, and eta over `count`, of a token's value columns. Nothing it reads may be written, and what
- * the knobs say is the same for all columns: compilers make vectors of it. */
-static void column_steps(const fwa_decay_knobs_f32 *given, const gates *g, float statistic,
-                         float count, int64_t columns, const float *restrict beta,
-                         float *restrict gamma, float *restrict kappa)
+/* Calls run(knobs) with knobs whose branches are constants: compilers then make vectors of loops over
+ * columns, where nothing that they read may be written. */
+#define WITH_KNOBS(given, run)                                                                     \
+    do {                                                                                           \
+        fwa_decay_knobs_f32 knobs_ = *(given);                                                     \
+        const int branches_ = 2 * (knobs_.normalized != 0) + (knobs_.coupled != 0);                \
+        switch (branches_) {                                                                       \
+        case 0:                                                                                    \
+            knobs_.normalized = 0, knobs_.coupled = 0;                                             \
+            run(knobs_);                                                                           \
+            break;                                                                                 \
+        case 1:                                                                                    \
+            knobs_.normalized = 0, knobs_.coupled = 1;                                             \
+            run(knobs_);                                                                           \
+            break;                                                                                 \
+        case 2:                                                                                    \
+            knobs_.normalized = 1, knobs_.coupled = 0;                                             \
+            run(knobs_);                                                                           \
+            break;                                                                                 \
+        default: knobs_.normalized = 1, knobs_.coupled = 1; run(knobs_);                           \
+        }                                                                                          \
+    } while (0)
+
+INLINE void column_steps_of(fwa_decay_knobs_f32 knobs, gates g, float statistic, float count,
+                            int64_t columns, const float *restrict beta, float *restrict gamma,
+                            float *restrict kappa)
 {
-    const fwa_decay_knobs_f32 knobs = *given;
-    const float lambda = g->lambda, gate = g->gate;
-    int64_t i;
-    for (i = 0; i < columns; i++) {
-        const fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(&knobs, beta[i], lambda, gate,
-                                                                     statistic);
+    for (int64_t i = 0; i < columns; i++) {
+        const fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(&knobs, beta[i], g.lambda,
+                                                                     g.gate, statistic);
         gamma[i] = step.gamma;
         kappa[i] = step.eta / count;
     }
+}
+
+/* gamma, and eta over `count`, of a token's value columns. */
+OUTLINE void column_steps(const fwa_decay_knobs_f32 *knobs, const gates *g, float statistic,
+                          float count, int64_t columns, const float *restrict beta,
+                          float *restrict gamma, float *restrict kappa)
+{
+#define RUN(knobs) column_steps_of(knobs, *g, statistic, count, columns, beta, gamma, kappa)
+    WITH_KNOBS(knobs, RUN);
+#undef RUN
 }
 
 /* Fills gamma and kappa of token t. */

@@ -55,16 +55,17 @@ typedef struct fwa_cpu_plan {
 
 /* Where a backward call's units leave what the finishing pass sums up, and the kept states. All
  * have the unit as their first axis. Rows of `x` are a sequence's B - 1 tail pairs and then its
- * tokens. */
+ * tokens (fwa_cpu_key_grad). */
 typedef struct fwa_cpu_partials {
-    float *x;     /* [units, rows, dim_stride]: tokens + sequences * (B - 1); with own_keys only the
-                      first pair of each sequence */
-    float *q;     /* [units, tokens, dim_stride]; none with own_queries */
-    float *gates; /* [units, tokens, 3]: beta (per head), lambda, log_gate; the adjoint has none */
-    float *norm;  /* [units, sequences, dim_stride] */
+    float *x; /* [units, pairs, dim_stride]: of each sequence B - 1 and its tokens, with own_keys
+                      one token */
+    float *q; /* [units, tokens, dim_stride]; none with own_queries */
+    float *gates;  /* [units, tokens, 3]: beta (per head), lambda, log_gate; the adjoint has none */
+    float *norm;   /* [units, sequences, dim_stride] */
     float *states; /* [Hv, segments, D, kept stride]: the caller's saved buffer, or the workspace */
-    float *residuals; /* [Hv, tokens, V padded to 16]: v - S^T x; NULL: not kept. Behind `states` */
-    int64_t rows, tokens, sequences, segments;
+    float
+        *rows; /* [Hv, tokens, kept stride]: see fwa_cpu_keeps_y; NULL: not kept. Behind `states` */
+    int64_t pairs, tokens, sequences, segments;
 } fwa_cpu_partials;
 
 /* One lane's scratch memory: a unit's state and one chunk. Row strides are multiples of 16 floats;
@@ -137,27 +138,56 @@ typedef struct fwa_cpu_fused {
     float *last_features, *last_gram, *last_values; /* rows that the next block looks back at */
 } fwa_cpu_fused;
 
-/* Tokens of a chunk of the adjoint. */
-#define FWA_CPU_ADJOINT_CHUNK 16
+/* Tokens of a chunk of the adjoint; and, as FWA_CPU_LAG_ROW, of a segment. */
+#define FWA_CPU_ADJOINT_CHUNK   16
+#define FWA_CPU_ADJOINT_LAG_ROW (FWA_CPU_SEGMENT_TOKENS + 48)
 
-/* One lane's scratch for the adjoint (adjoint_tmpl.h); C is its chunk. Rows of states and features
- * are further apart than they are long: columns of them would share lines of a cache. */
+/* One lane's scratch for the adjoint (adjoint_tmpl.h). C is its chunk, J = C + B - 1 are a chunk's
+ * pairs. Rows of states and features are further apart than they are long: columns of them would
+ * share lines of a cache. */
 typedef struct fwa_cpu_adjoint {
     int64_t dim_stride, width_stride;     /* floats between rows of D and V */
     int64_t state_stride, feature_stride; /* and between those of states and features */
-    float *starts;   /* [chunks of a segment, V, state_stride]: states, transposed */
-    float *grads;    /* [heads of a unit, V, state_stride]: the states' gradients, transposed */
-    float *features; /* [segment, key and query, feature_stride] */
-    float *values;   /* [segment, width_stride]: the inner product's residuals */
-    float *rows;     /* [2 C, width_stride]: H_0, dO_0, H_1, ... */
-    float *scaled;   /* [2 C, width_stride]: multiples of those */
-    float *keys;     /* [D, C]: X, transposed */
-    float *written;  /* [V, C]: X dS, transposed */
-    float *by_state; /* [2 C, D]: H_0 S^T, dO_0 S^T, ... */
-    float *by_grad;  /* [C, D]: R dS^T */
-    float *x_grad, *q_grad; /* [C, dim_stride] */
-    float *keep, *ones;     /* one row */
-    float *raw;             /* [256] */
+    int64_t pair_stride;                  /* floats, or vectors, in a row of numbers of pairs */
+    float *starts;      /* [chunks of a segment, V, state_stride]: states, transposed */
+    float *grads;       /* [heads of a unit, V, state_stride]: the states' gradients, transposed */
+    float *late_values; /* [heads of a unit, B - 1, width_stride]: gradients of the tail's values */
+    float
+        *late_keys;  /* [heads of a unit, B - 1, dim_stride]: and, with own_keys, of its features */
+    float *features; /* [B - 1 + segment, key and query, feature_stride] */
+    float *values;   /* [B - 1 + segment, width_stride] */
+    float *lags;     /* [B, B - 1 + segment, and a vector]: x_r . x_{r-i}, by its diagonals */
+    double *matrices; /* two times [B (B + 1) / 2, lanes], and [B, lanes]: see top_eigenvectors */
+    float *eigen;     /* [segment, B]: the windows' top eigenvectors */
+    float *tails;     /* [chunks of a segment, B - 1, width_stride]: S^T x of a chunk's tail */
+    /* Of the chunk at hand. */
+    float *gram, *scores;           /* [J, pair_stride], [C, pair_stride] */
+    float *gram_grad, *scores_grad; /* likewise */
+    float *entries;      /* [J, pair_stride]: the Gram matrix, each row times its entry_factor */
+    float *entry_factor; /* [C]: the prediction's gradient is so many times the row in H */
+    float *rows;         /* [2 C, width_stride]: H_0, dO_0, H_1, ... */
+    float *scaled;       /* [2 C, width_stride]: those, as the state at the start meets them */
+    float *tail_rows;    /* [B - 1, width_stride]: H of the tail's pairs */
+    float *seeds, *written, *value_grads; /* [J, width_stride]: X dS; W; dV */
+    float *keys;                          /* [D, keys and queries of C tokens], transposed */
+    float *turned;                        /* [V, as many]: products with them */
+    float *by_state;                      /* [2 C, D]: H_0 S^T, dO_0 S^T, ... */
+    float *by_tail, *by_grad;             /* [B - 1, D], [J, D]: the tail's H S^T; W dS^T */
+    float *x_grad, *q_grad;               /* [J, dim_stride], [C, dim_stride] */
+    /* With gates per channel. */
+    float *gamma, *kappa, *decay;     /* [C, width_stride], the last [C + 1, .]: as in a unit */
+    float *recalled;                  /* [2 C, width_stride]: X S_0 and Q S_0, as `rows` */
+    float *whole;                     /* [width_stride]: S_0 . dS, column by column */
+    float *gamma_grads, *kappa_grads; /* [C, width_stride] */
+    /* Of a strip of value columns. */
+    float *history;                /* [C + 1, J, strip]: w before each token, and at the end */
+    float *w_grad;                 /* [J, strip] */
+    float *y, *y_grad, *v_grad;    /* [J, strip] */
+    float *y_trace;                /* [C, B, strip]: predictions of each token's window */
+    float *strip_rows;             /* [B, strip] */
+    float *gram_sums, *score_sums; /* [J, pair_stride, vector], [C, pair_stride, vector] */
+    float *keep, *ones;            /* one row */
+    float *raw;                    /* [256] */
 } fwa_cpu_adjoint;
 
 /* Tokens of a chunk of the bf16 forward; and of a sequence, from which on it is worth its setup. */
@@ -257,6 +287,7 @@ typedef struct fwa_cpu_kernels {
                      int64_t unit, fwa_cpu_chunk *chunk, const fwa_cpu_partials *partials);
     /* Of as many windows' Gram matrices as a vector has floats (eigen_tmpl.h); for tests. */
     void (*top_eigenvalues)(int n, double *matrices, double *to);
+    void (*top_eigenvectors)(int n, double *matrices, double *room, double *to, double *vectors);
 } fwa_cpu_kernels;
 
 /* The kernels of that ISA, or (NULL) the best that this machine can run. NULL where it cannot. */
@@ -298,16 +329,17 @@ static inline float *fwa_cpu_kept(const fwa_problem *p, const fwa_cpu_partials *
     return parts->states + (head * parts->segments + segment) * p->key_dim * fwa_cpu_kept_stride(p);
 }
 
-/* Floats between residuals, and the residual of a token of the call. */
-static inline int64_t fwa_cpu_residual_stride(const fwa_problem *p)
+/* What the adjoint of the regression objective is told of each token: the residual v - rho S^T x of
+ * its pair, or, where that is not all it needs, the prediction y = S^T x when the pair enters. */
+static inline bool fwa_cpu_keeps_y(const fwa_problem *p)
 {
-    return (p->value_dim + 15) / 16 * 16;
+    return p->window > 1 || p->dynamics == FWA_DYNAMICS_PER_CHANNEL;
 }
 
-static inline float *fwa_cpu_residual(const fwa_problem *p, const fwa_cpu_partials *parts,
+static inline float *fwa_cpu_kept_row(const fwa_problem *p, const fwa_cpu_partials *parts,
                                       int64_t head, int64_t token)
 {
-    return parts->residuals + (head * parts->tokens + token) * fwa_cpu_residual_stride(p);
+    return parts->rows + (head * parts->tokens + token) * fwa_cpu_kept_stride(p);
 }
 
 /* Where a unit leaves the gradient of the features of a pair and of a token's query. */
@@ -315,8 +347,8 @@ static inline float *fwa_cpu_key_grad(const fwa_cpu_plan *plan, const fwa_cpu_pa
                                       int64_t unit, const fwa_sequence *s, int64_t pair)
 {
     const int64_t tail = plan->problem.window - 1, stride = (plan->problem.key_dim + 15) / 16 * 16;
-    const int64_t row = plan->own_keys ? s->index : s->before + (s->index + 1) * tail + pair;
-    return parts->x + (unit * parts->rows + row) * stride;
+    const int64_t row = (plan->own_keys ? s->index : s->before) + (s->index + 1) * tail + pair;
+    return parts->x + (unit * parts->pairs + row) * stride;
 }
 
 static inline float *fwa_cpu_query_grad(const fwa_cpu_plan *plan, const fwa_cpu_partials *parts,

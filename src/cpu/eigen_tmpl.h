@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The largest eigenvalues of the Gram matrices of FWA_LANES windows, one to a lane, in float64.
- * Compiled once per ISA.
+/* The largest eigenvalues of the Gram matrices of FWA_LANES windows, one to a lane, in float64, and
+ * their eigenvectors. Compiled once per ISA.
  *
  * Householder reflections make a matrix tridiagonal; bisection by the signs of its leading minors
- * finds the largest eigenvalue. Both take the same steps whatever the numbers are: a window's result
- * does not depend, to the bit, on what the other lanes hold, and a NaN stays where it is. */
+ * finds the largest eigenvalue; inverse iteration, with a shift just above it, its vector. All take
+ * the same steps whatever the numbers are: a window's result does not depend, to the bit, on what the
+ * other lanes hold, and a NaN stays where it is. */
 
 typedef double wide __attribute__((vector_size(FWA_LANES * 4)));
 typedef float narrow __attribute__((vector_size(FWA_LANES * 2)));
@@ -18,6 +19,8 @@ typedef struct {
 
 #define FOR_H       UNROLL for (int h = 0; h < 2; h++)
 #define EIGEN_STEPS 32                          /* of the bisection: to 2^-32 of the trace */
+#define EIGEN_SHIFT 0x1p-31                     /* above what they find: above the eigenvalue */
+#define EIGEN_TURNS 4                           /* of the inverse iteration */
 #define EIGEN_TINY  0x1p-200                    /* of squares beside a trace of 1 to 2 */
 #define LOWER(i, j) ((i) * ((i) + 1) / 2 + (j)) /* of a lower triangle, by rows */
 #define WIDE_ONE    0x3ff0000000000000
@@ -148,16 +151,97 @@ static wide_row eigen_bisect(int n, const wide_row *a, const wide_row *across)
     return at;
 }
 
+/* The largest eigenvalues, without their matrices' scale. */
+INLINE wide_row eigen_values(int n, wide_row *a)
+{
+    wide_row across[FWA_EIGEN_MAX];
+    eigen_reduce(n, a, across);
+    return eigen_bisect(n, a, across);
+}
+
+/* shift - A = L D L^T, in place: the unit triangles, and in the diagonal's place 1 / D. The shift is
+ * above all eigenvalues: D is positive. */
+static void eigen_factor(int n, wide_row *a, const wide_row *shift)
+{
+    for (int i = 0; i < n; i++) {
+        wide_row *row = a + LOWER(i, 0), rest;
+        FOR_H rest.v[h] = shift->v[h] - row[i].v[h];
+        for (int k = 0; k < i; k++) {
+            wide_row sum;
+            FOR_H sum.v[h] = -row[k].v[h];
+            for (int m = 0; m < k; m++)
+                FOR_H sum.v[h] -= row[m].v[h] * a[LOWER(k, m)].v[h];
+            row[k] = sum; /* times D, until the row is done */
+        }
+        for (int k = 0; k < i; k++) {
+            const wide_row sum = row[k];
+            FOR_H row[k].v[h] = sum.v[h] * a[LOWER(k, k)].v[h];
+            FOR_H rest.v[h] -= sum.v[h] * row[k].v[h];
+        }
+        FOR_H row[i].v[h] = 1 / rest.v[h];
+    }
+}
+
+/* x = (L D L^T)^-1 x */
+static void eigen_solve(int n, const wide_row *a, wide_row *x)
+{
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < i; k++)
+            FOR_H x[i].v[h] -= a[LOWER(i, k)].v[h] * x[k].v[h];
+    for (int i = 0; i < n; i++)
+        FOR_H x[i].v[h] *= a[LOWER(i, i)].v[h];
+    for (int i = n - 1; i > 0; i--)
+        for (int k = 0; k < i; k++)
+            FOR_H x[k].v[h] -= a[LOWER(i, k)].v[h] * x[i].v[h];
+}
+
+/* The unit eigenvectors of scaled matrices, which are destroyed. A turn leaves of other eigenvectors
+ * EIGEN_SHIFT over the gap, at most. */
+static void eigen_vectors(int n, wide_row *a, const wide_row *top, wide_row *x)
+{
+    wide_row shift, square = {{{0}}};
+    FOR_H shift.v[h] = top->v[h] + EIGEN_SHIFT;
+    eigen_factor(n, a, &shift);
+    for (int i = 0; i < n; i++) { /* no combination of a few small integers is orthogonal to it */
+        const double golden = 0x1.3c6ef372fe95p-1 * i;
+        FOR_H x[i].v[h] = wide_splat(0.5 + golden - (int)golden);
+    }
+    for (int turn = 0; turn < EIGEN_TURNS; turn++)
+        eigen_solve(n, a, x);
+    for (int i = 0; i < n; i++)
+        FOR_H square.v[h] += x[i].v[h] * x[i].v[h];
+    FOR_H square.v[h] = 1 / wide_root(square.v[h]);
+    for (int i = 0; i < n; i++)
+        FOR_H x[i].v[h] *= square.v[h];
+}
+
 /* The largest eigenvalues `to` of FWA_LANES symmetric positive semidefinite n x n matrices of float32
  * numbers, which are destroyed: lower triangles by rows, each element of all of them behind the
  * other, aligned to 64 bytes. To 1e-8; NaN where an element is infinite or NaN. */
 static void FWA_KERNEL(top_eigenvalues)(int n, double *matrices, double *to)
 {
-    wide_row *a = (wide_row *)(void *)matrices, across[FWA_EIGEN_MAX], check, top;
+    wide_row *a = (wide_row *)(void *)matrices, check, top;
     const wide_row power = eigen_scale(n, a, &check);
-    eigen_reduce(n, a, across);
-    top = eigen_bisect(n, a, across);
+    top = eigen_values(n, a);
     FOR_H top.v[h] *= power.v[h];
     FOR_H top.v[h] += check.v[h];
     FOR_H store_wide(to + h * (FWA_LANES / 2), top.v[h]);
+}
+
+/* The same, bit for bit, and unit eigenvectors [n] of all of them, laid out alike. `room`: as much as
+ * the matrices take. At a repeated eigenvalue the vector is one of the possible ones. */
+static void FWA_KERNEL(top_eigenvectors)(int n, double *matrices, double *room, double *to,
+                                         double *vectors)
+{
+    wide_row *a = (wide_row *)(void *)matrices, *copy = (wide_row *)(void *)room,
+             *x = (wide_row *)(void *)vectors, check, top;
+    const wide_row power = eigen_scale(n, a, &check);
+    memcpy(copy, a, sizeof *a * (size_t)LOWER(n, 0));
+    top = eigen_values(n, a);
+    eigen_vectors(n, copy, &top, x);
+    FOR_H top.v[h] *= power.v[h];
+    FOR_H top.v[h] += check.v[h];
+    FOR_H store_wide(to + h * (FWA_LANES / 2), top.v[h]);
+    for (int i = 0; i < n; i++)
+        FOR_H x[i].v[h] += check.v[h];
 }

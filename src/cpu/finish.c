@@ -60,7 +60,7 @@ static void key_gradient(const finish_work *w, const fwa_sequence *s, int64_t he
     float features[256];
     const unit_range units = key_units(w, head, p->heads_key);
     sum_partials(fwa_cpu_key_grad(w->plan, w->parts, units.first, s, pair),
-                 w->parts->rows * w->dim_stride, p->key_dim, units, features);
+                 w->parts->pairs * w->dim_stride, p->key_dim, units, features);
     fwa_feature_backward_f32(p, raw, features, grad);
     if (index >= 0 && fwa_present(tail))
         add_row(w, tail, fwa_at3(tail, s->index, index, head), grad);

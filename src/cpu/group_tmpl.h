@@ -68,6 +68,8 @@ INLINE panel_row walk_group(const fused_work *f, const group_work *g, int64_t to
         if (w->regression && pair) {
             panel_row y = recall(f, g, &decay, sums, gram, 1, row, U);
             row_store(predict + row * stride, &y, U);
+            if (f->kept)
+                row_store(f->kept + b * f->kept_stride + g->at, &y, U);
         }
         if (w->before) {
             o = recall(f, g, &decay, query_sums, scores, 1, row, U);
@@ -130,7 +132,7 @@ INLINE panel_row walk_single(const fused_work *f, const group_work *g, int64_t t
     {
         const int64_t b = g->b + t;
         const float *gram = s->gram + (g->row + t) * s->back, *scores = s->scores + b * s->back;
-        panel_row gamma, kappa, r, o = {{{0}}};
+        panel_row gamma, kappa, r, y = {{{0}}}, o = {{{0}}};
         if (t >= tokens)
             break;
         gamma = gate_row(f, s->gamma, b, g->at, channel, U);
@@ -143,7 +145,7 @@ INLINE panel_row walk_single(const fused_work *f, const group_work *g, int64_t t
                 row_add(&o, scores[t - i], &pair[i], U);
         }
         if (regression) {
-            panel_row y = row_load(s->sums + t * stride + g->at, U);
+            y = row_load(s->sums + t * stride + g->at, U);
             row_scale(&y, &decay, U);
             for (int i = 0; i < t; i++)
                 row_add(&y, gram[t - i], &pair[i], U);
@@ -154,9 +156,9 @@ INLINE panel_row walk_single(const fused_work *f, const group_work *g, int64_t t
         }
         for (int i = 0; i < t; i++)
             FOR_U pair[i].v[u] *= gamma.v[u];
-        if (f->residual) {
-            const panel_row none = {{{0}}};
-            row_store(f->residual + b * f->residual_stride + g->at, t >= g->low ? &r : &none, U);
+        if (f->kept) {
+            const panel_row none = {{{0}}}, *kept = channel ? &y : &r;
+            row_store(f->kept + b * f->kept_stride + g->at, t >= g->low ? kept : &none, U);
         }
         if (t >= g->low)
             FOR_U pair[t].v[u] = kappa.v[u] * r.v[u];
@@ -222,12 +224,12 @@ INLINE void walk_factors(const fused_work *f, int64_t b, const bool whole, int64
             row_add(&row, n[t], &u_row[t], U);
         row_store(f->output + (b + t) * f->output_stride + at, &row, U);
     }
-    for (int t = 0; t < tokens && f->residual; t++) {
+    for (int t = 0; t < tokens && f->kept; t++) {
         const float *solve = N + TRIANGLE + IN_TRIANGLE(t);
         row = u_row[t];
         for (int j = 0; j < t; j++)
             row_add(&row, solve[j], &u_row[j], U);
-        row_store(f->residual + (b + t) * f->residual_stride + at, &row, U);
+        row_store(f->kept + (b + t) * f->kept_stride + at, &row, U);
     }
 }
 
@@ -381,6 +383,8 @@ INLINE void window_token(const fused_work *f, const group_work *g, window_rows *
     float *output = f->output + b * f->output_stride + at;
     if (regression)
         n->y[t + B - 1] = window_recall(n, *decay, sums, gram, 1, t + B - 1);
+    if (regression && f->kept)
+        store(f->kept + b * f->kept_stride + at, n->y[t + B - 1]);
     if (f->w.before)
         store(output, scale * window_recall(n, *decay, query_sums, scores, 1, t + B - 1));
     window_write(f, g, n, t, B, regression, at);

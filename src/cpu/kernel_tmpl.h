@@ -28,4 +28,5 @@ const fwa_cpu_kernels FWA_KERNEL(fwa_cpu_kernels) = {
     .adjoint = FWA_KERNEL(adjoint),
     .backward = FWA_KERNEL(backward),
     .top_eigenvalues = FWA_KERNEL(top_eigenvalues),
+    .top_eigenvectors = FWA_KERNEL(top_eigenvectors),
 };

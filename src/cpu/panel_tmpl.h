@@ -111,8 +111,8 @@ typedef struct {
     float *output;
     int64_t value_stride, output_stride;
     float output_scale; /* what the walk multiplies outputs by */
-    float *residual;    /* where residuals are left for the backward, rows of residual_stride */
-    int64_t residual_stride;
+    float *kept;        /* where rows are left for the backward (fwa_cpu_keeps_y); NULL: nowhere */
+    int64_t kept_stride;
 } fused_work;
 
 /* True where the unit's columns of t can be read and written as whole vectors. */
@@ -144,10 +144,10 @@ static void set_block(fused_work *f, int64_t start, int64_t tokens, const fwa_cp
     f->output = f->direct_outputs ? direct_row(w, o, start) : f->f->outputs;
     f->output_stride = f->direct_outputs ? o->stride[1] : f->f->stride;
     f->output_scale = w->p->normalizer ? 1 : (float)w->p->scale;
-    f->residual_stride = fwa_cpu_residual_stride(w->p);
-    f->residual = kept && kept->residuals
-                      ? fwa_cpu_residual(w->p, kept, w->u.head, w->s->before + start) + w->u.column
-                      : NULL;
+    f->kept_stride = fwa_cpu_kept_stride(w->p);
+    f->kept = kept && kept->rows
+                  ? fwa_cpu_kept_row(w->p, kept, w->u.head, w->s->before + start) + w->u.column
+                  : NULL;
 }
 
 INLINE panel_row row_load(const float *at, const int U)
@@ -365,7 +365,6 @@ INLINE void add_pairs_of(const int U, int64_t pairs, int64_t dim, const float *f
         else                                                                                       \
             run(1);                                                                                \
     } while (0)
-#define OUTLINE static __attribute__((noinline))
 
 OUTLINE void add_pairs(int U, int64_t pairs, int64_t dim, const float *from, float *to,
                        int64_t from_stride, int64_t to_stride, const float *x, const float *w,

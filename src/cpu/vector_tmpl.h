@@ -7,6 +7,7 @@
 #define UNROLL    _Pragma("GCC unroll 8")
 #define UNROLL_16 _Pragma("GCC unroll 16")
 #define INLINE    static inline __attribute__((always_inline))
+#define OUTLINE   static __attribute__((noinline))
 
 /* Keeps a value in a register: compilers would fold the load of a broadcast into each of its uses,
  * and then wait for loads. It also ends an expression: no product is fused into a later sum. */
@@ -19,6 +20,9 @@
 #else
 #define PIN(value) (void)0
 #endif
+
+/* Makes an address one of its own, which compilers would form from others each time. */
+#define KEEP_ADDRESS(address) __asm__("" : "+r"(address))
 
 /* Of vectors. And what a product's tile has of rows and vectors: its sums stay in registers. */
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -207,29 +211,37 @@ typedef struct {
     int64_t row, column;
 } operand;
 
-/* R rows x U vectors of C = keep * C + A B, where C is read at `from`. Of the R - 1 columns of A that come before the `depth`
+/* R rows x U vectors of C = keep * C + A B, where C is read at `from`, and `keep` is a number per
+ * column, or (by_row) per row. Of the R - 1 columns of A that come before the `depth`
  * whole ones, row r has those from r on (`lead`); of those behind them, the first r (`tail`). */
 INLINE void product_tile(const int R, const int U, const bool lead, const bool tail, int64_t depth,
                          operand a, const float *b, int64_t b_stride, const float *from, float *c,
-                         int64_t c_stride, const float *keep)
+                         int64_t c_stride, const float *keep, const bool by_row)
 {
     vec sum[16][TILE_VECTORS], row[TILE_VECTORS];
+    const float *at[4]; /* every fourth row's: sixteen addresses would not fit into the registers */
     int64_t k;
 #define ADD_ROWS(from, to)                                                                         \
     do {                                                                                           \
         UNROLL for (int u = 0; u < U; u++) row[u] = load(b + u * FWA_LANES);                       \
         UNROLL_16 for (int r = from; r < to; r++)                                                  \
         {                                                                                          \
-            vec factor = splat(a.a[r * a.row]);                                                    \
+            vec factor = splat(at[r / 4][r % 4 * a.row]);                                          \
             PIN(factor);                                                                           \
             UNROLL for (int u = 0; u < U; u++) sum[r][u] += factor * row[u];                       \
         }                                                                                          \
         b += b_stride;                                                                             \
-        a.a += a.column;                                                                           \
+        UNROLL for (int g = 0; g < (R + 3) / 4; g++) at[g] += a.column;                            \
     } while (0)
+    UNROLL for (int i = 0; i < (R + 3) / 4; i++)
+    {
+        at[i] = a.a + 4 * i * a.row;
+        KEEP_ADDRESS(at[i]);
+    }
     UNROLL_16 for (int r = 0; r < R; r++) UNROLL for (int u = 0; u < U; u++)
-        sum[r][u] = keep ? load(keep + u * FWA_LANES) * load(from + r * c_stride + u * FWA_LANES)
-                         : splat(0);
+        sum[r][u] = !keep ? splat(0)
+                          : (by_row ? splat(keep[r]) : load(keep + u * FWA_LANES)) *
+                                load(from + r * c_stride + u * FWA_LANES);
     UNROLL for (int i = 1; lead && i < R; i++) ADD_ROWS(0, i);
     for (k = 0; k < depth; k++)
         ADD_ROWS(0, R);
@@ -252,30 +264,34 @@ INLINE void product_tile(const int R, const int U, const bool lead, const bool t
 /* A single vector takes more rows: a sum waits for itself. */
 INLINE void product_columns(const int U, int64_t rows, int64_t depth, operand a, const float *b,
                             int64_t b_stride, const float *from, float *c, int64_t c_stride,
-                            const float *keep, fetcher *ahead)
+                            const float *keep, const bool by_row, fetcher *ahead)
 {
 #define RUN(R)                                                                                     \
     for (; rows >= R; rows -= R, a.a += R * a.row, from += R * c_stride, c += R * c_stride) {      \
         if (ahead)                                                                                 \
             fetch_lines(ahead, R *U / 2);                                                          \
-        product_tile(R, U, false, false, depth, a, b, b_stride, from, c, c_stride, keep);          \
+        product_tile(R, U, false, false, depth, a, b, b_stride, from, c, c_stride, keep, by_row);  \
+        if (keep && by_row)                                                                        \
+            keep += R;                                                                             \
     }
     if (U == 1 && REGISTERS > 16)
         RUN(16)
     if (U == 1)
         RUN(8)
+    RUN(6)
     RUN(4)
+    RUN(2)
     RUN(1)
 #undef RUN
 }
 
 INLINE void product_all(int64_t rows, int64_t width, int64_t depth, operand a, const float *b,
                         int64_t b_stride, const float *from, float *c, int64_t c_stride,
-                        const float *keep, fetcher *ahead)
+                        const float *keep, const bool by_row, fetcher *ahead)
 {
 #define RUN(U, at)                                                                                 \
     product_columns(U, rows, depth, a, b + at, b_stride, from + at, c + at, c_stride,              \
-                    keep ? keep + at : NULL, ahead)
+                    keep && !by_row ? keep + at : keep, by_row, ahead)
     EACH_STRIP(width, RUN);
 #undef RUN
 }
@@ -286,20 +302,20 @@ static void product(int64_t rows, int64_t width, int64_t depth, operand a, const
                     int64_t b_stride, float *c, int64_t c_stride, const float *keep)
 {
     if (keep)
-        product_all(rows, width, depth, a, b, b_stride, c, c, c_stride, keep, NULL);
+        product_all(rows, width, depth, a, b, b_stride, c, c, c_stride, keep, false, NULL);
     else
-        product_all(rows, width, depth, a, b, b_stride, c, c, c_stride, NULL, NULL);
+        product_all(rows, width, depth, a, b, b_stride, c, c, c_stride, NULL, false, NULL);
 }
 
-/* The same, where what is kept is `from`'s. Some lines are fetched with each tile. */
+/* The same, where what is kept is `from`'s, `keep` [rows]. Some lines are fetched with each tile. */
 static void product_ahead(int64_t rows, int64_t width, int64_t depth, operand a, const float *b,
                           int64_t b_stride, const float *from, float *c, int64_t c_stride,
                           const float *keep, fetcher *ahead)
 {
     if (keep)
-        product_all(rows, width, depth, a, b, b_stride, from, c, c_stride, keep, ahead);
+        product_all(rows, width, depth, a, b, b_stride, from, c, c_stride, keep, true, ahead);
     else
-        product_all(rows, width, depth, a, b, b_stride, c, c, c_stride, NULL, ahead);
+        product_all(rows, width, depth, a, b, b_stride, c, c, c_stride, NULL, true, ahead);
 }
 
 /* C += A B for a trapezoid A: row r has first + r columns. Neither what A holds beyond them nor the
@@ -311,7 +327,7 @@ static void product_below(int64_t rows, int64_t width, int64_t first, operand a,
     for (; row + 4 <= rows; row += 4, a.a += 4 * a.row, c += 4 * c_stride) {
 #define RUN(U, at)                                                                                 \
     product_tile(4, U, false, true, first + row, a, b + at, b_stride, c + at, c + at, c_stride,    \
-                 ones + at)
+                 ones + at, false)
         EACH_STRIP(width, RUN);
 #undef RUN
     }
@@ -337,7 +353,7 @@ static void product_below_transposed(int64_t rows, int64_t width, int64_t depth,
         if (from >= 0 && row + 4 <= rows && from + 3 <= depth) {
 #define RUN(U, at)                                                                                 \
     product_tile(4, U, true, false, depth - from - 3, part, rest + at, b_stride, to + at, to + at, \
-                 c_stride, ones + at)
+                 c_stride, ones + at, false)
             EACH_STRIP(width, RUN);
 #undef RUN
             row += 4;
