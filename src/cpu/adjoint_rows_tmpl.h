@@ -2,7 +2,7 @@
 /* The adjoint's states, rows and gates: what its walk and its products work on. */
 
 #define ADJOINT         FWA_CPU_ADJOINT_CHUNK
-#define ADJOINT_VECTORS (REGISTERS > 16 ? 2 : 1) /* of a strip of value columns, at most */
+#define ADJOINT_VECTORS 2 /* of a strip of value columns, at most */
 #define STRIP_ROW       (ADJOINT_VECTORS * FWA_LANES)
 #define SEGMENT         FWA_CPU_SEGMENT_TOKENS
 

@@ -219,7 +219,9 @@ static void store_value_grads(const adjoint_work *a)
     const int64_t tail = w->window - 1, stride = s->width_stride;
     int64_t t, i;
     for (t = 0; fwa_present(v_grad) && t < w->tokens; t++) {
-        float *row = s->value_grads + (tail + t) * stride, *to;
+        float *row = keeps_residuals(w) ? s->rows + 2 * t * stride
+                                        : s->value_grads + (tail + t) * stride;
+        float *to;
         if (t + tail < w->first)
             memset(row, 0, sizeof(float) * (size_t)a->width);
         if (!is_direct(w, v_grad)) {

@@ -211,6 +211,8 @@ INLINE strip single_strip_back(const adjoint_work *a, int64_t t, const strip *ga
     r = residual_strip(a, t, t, &y, gamma, regression, with_y, at, U);
     FOR_STRIP kappa_grad->v[u] = grad.v[u] * r.v[u];
     strip_multiply(&grad, kappa, U);
+    if (regression && !with_y) /* H holds it */
+        return grad;
     strip_store(s->value_grads + t * s->width_stride + at, &grad, U);
     if (!with_y)
         return grad;
@@ -383,13 +385,40 @@ INLINE void walk_strip(adjoint_work *a, int64_t at, const bool regression, const
     walk_back(a, at, regression, windows, U);
 }
 
+/* The coefficients after the last token where each pair is written once. */
+INLINE void leave_single_pairs(const adjoint_work *a, int64_t at, const bool regression,
+                               const int U)
+{
+    const unit_work *w = &a->w;
+    const bool with_y = w->per_channel;
+    strip later;
+    int u;
+    FOR_STRIP later.v[u] = splat(1);
+    for (int64_t t = w->tokens - 1; t >= w->first; t--) {
+        const strip gamma = gate_strip(a, a->gamma, a->a->gamma, t, at, U);
+        const strip kappa = gate_strip(a, a->kappa, a->a->kappa, t, at, U);
+        strip y = {{{0}}}, sum;
+        if (regression && with_y)
+            y = prediction_strip(a, t, t, false, at, U);
+        sum = residual_strip(a, t, t, &y, &gamma, regression, with_y, at, U);
+        strip_multiply(&sum, &kappa, U);
+        strip_multiply(&sum, &later, U);
+        strip_multiply(&later, &gamma, U);
+        strip_store(a->a->written + t * a->a->width_stride + at, &sum, U);
+    }
+}
+
 /* A strip's walk to the next chunk's start, where the tail's predictions are left. */
 INLINE void next_strip(const adjoint_work *a, int64_t at, float *tail, const bool regression,
                        const bool windows, const int U)
 {
-    walk_ahead(a, at, regression, windows, false, U);
+    if (!windows) {
+        leave_single_pairs(a, at, regression, U);
+        return;
+    }
+    walk_ahead(a, at, regression, true, false, U);
     leave_strip(a, a->a->history, at, U);
-    for (int64_t i = 0; regression && windows && i < a->w.window - 1; i++) {
+    for (int64_t i = 0; regression && i < a->w.window - 1; i++) {
         const strip y = strip_load(a->a->y + (a->w.tokens + i) * STRIP_ROW, U);
         strip_store(tail + i * a->a->width_stride + at, &y, U);
     }
