@@ -190,10 +190,10 @@ static void add_exact(const bf16_work *w, const bf16_chunk *c, int64_t tokens, i
 {
     const int64_t dim = w->f.dim, width = U * 16;
     const operand keys = {c->exact_keys, 1, dim};
-    float factor[PANEL];
+    float factor[FWA_COLUMNS_LIMIT];
     fetcher none = {.rows = 0};
-    for (int64_t i = 0; i < width; i += 16)
-        store(factor + i, splat(keep));
+    for (int64_t d = 0; d < dim; d += 16)
+        store(factor + d, splat(keep));
     product_ahead(dim, width, tokens, keys, written[0], PANEL, from, to, width, factor, &none);
 }
 
