@@ -289,7 +289,7 @@ typedef struct {
 
 #define FOR_STRIP for (u = 0; u < U; u++)
 
-static inline __attribute__((always_inline)) strip strip_load(const float *at, const int U)
+INLINE strip strip_load(const float *at, const int U)
 {
     strip s;
     int u;
@@ -297,31 +297,27 @@ static inline __attribute__((always_inline)) strip strip_load(const float *at, c
     return s;
 }
 
-static inline __attribute__((always_inline)) void strip_store(float *at, const strip *s,
-                                                              const int U)
+INLINE void strip_store(float *at, const strip *s, const int U)
 {
     int u;
     FOR_STRIP store(at + u * FWA_LANES, s->v[u]);
 }
 
 /* sum += a * row */
-static inline __attribute__((always_inline)) void strip_add(strip *sum, float a, const float *row,
-                                                            const int U)
+INLINE void strip_add(strip *sum, float a, const float *row, const int U)
 {
     int u;
     FOR_STRIP sum->v[u] += splat(a) * load(row + u * FWA_LANES);
 }
 
-static inline __attribute__((always_inline)) void strip_multiply(strip *s, const strip *by,
-                                                                 const int U)
+INLINE void strip_multiply(strip *s, const strip *by, const int U)
 {
     int u;
     FOR_STRIP s->v[u] *= by->v[u];
 }
 
 /* The prediction of the pair that enters at token t, row p: Gamma Y0_p + sum_{i<p} G[p,i] w_i. */
-static inline __attribute__((always_inline)) void walk_enter(const unit_work *w, int64_t p,
-                                                             int64_t at, const int U)
+INLINE void walk_enter(const unit_work *w, int64_t p, int64_t at, const int U)
 {
     const fwa_cpu_chunk *c = w->c;
     const float *gram = c->gram + p * c->pair_stride;
@@ -334,8 +330,7 @@ static inline __attribute__((always_inline)) void walk_enter(const unit_work *w,
 }
 
 /* o_t = Gamma Z0_t + sum_{i<rows} P[t,i] w_i. */
-static inline __attribute__((always_inline)) void walk_read(const unit_work *w, int64_t t,
-                                                            int64_t rows, int64_t at, const int U)
+INLINE void walk_read(const unit_work *w, int64_t t, int64_t rows, int64_t at, const int U)
 {
     const fwa_cpu_chunk *c = w->c;
     const float *scores = c->scores + t * c->pair_stride;
@@ -348,8 +343,7 @@ static inline __attribute__((always_inline)) void walk_read(const unit_work *w, 
 }
 
 /* The residual of pair j at token t: v_j - rho y_j, or v_j for the inner product. */
-static inline __attribute__((always_inline)) strip walk_residual(const unit_work *w, int64_t t,
-                                                                 int64_t j, int64_t at, const int U)
+INLINE strip walk_residual(const unit_work *w, int64_t t, int64_t j, int64_t at, const int U)
 {
     const fwa_cpu_chunk *c = w->c;
     strip r = strip_load(c->v + j * c->stride + at, U), y;
@@ -373,10 +367,8 @@ static inline int64_t window_leaves(const unit_work *w, int64_t t, int64_t count
 
 /* The window's predictions after the step: y_j = gamma y_j + kappa sum_i G[j,i] r_i. The residuals
  * stand in rows of `residual`. */
-static inline __attribute__((always_inline)) void walk_window(const unit_work *w, int64_t t,
-                                                              int64_t low, int64_t count,
-                                                              const float *residual, int64_t at,
-                                                              const int U)
+INLINE void walk_window(const unit_work *w, int64_t t, int64_t low, int64_t count,
+                        const float *residual, int64_t at, const int U)
 {
     const fwa_cpu_chunk *c = w->c;
     const strip gamma = strip_load(c->gamma + t * c->stride + at, U);
@@ -396,8 +388,7 @@ static inline __attribute__((always_inline)) void walk_window(const unit_work *w
 }
 
 /* The write of token t: w_i *= gamma for earlier rows, w_j += kappa r_j in the window. */
-static inline __attribute__((always_inline)) void walk_write(const unit_work *w, int64_t t,
-                                                             int64_t p, int64_t at, const int U)
+INLINE void walk_write(const unit_work *w, int64_t t, int64_t p, int64_t at, const int U)
 {
     fwa_cpu_chunk *c = w->c;
     float residual[FWA_EIGEN_MAX * FWA_LANES * STRIP];
@@ -426,8 +417,7 @@ static inline __attribute__((always_inline)) void walk_write(const unit_work *w,
 }
 
 /* What the backward wants to know of the moment before token t's write. */
-static inline __attribute__((always_inline)) void walk_trace(const unit_work *w, int64_t t,
-                                                             int64_t at, const int U)
+INLINE void walk_trace(const unit_work *w, int64_t t, int64_t at, const int U)
 {
     const fwa_cpu_chunk *c = w->c;
     int64_t low, count = window_of(w, t, &low), p = t + w->window - 1, i;
@@ -450,8 +440,7 @@ static inline int64_t rows_read(const unit_work *w, int64_t t)
     return !w->before ? p + 1 : t == 0 ? w->first : p;
 }
 
-static inline __attribute__((always_inline)) void walk_token(const unit_work *w, int64_t t,
-                                                             int64_t at, const int U)
+INLINE void walk_token(const unit_work *w, int64_t t, int64_t at, const int U)
 {
     int64_t p = t + w->window - 1;
     if (w->regression && p >= w->first)

@@ -6,8 +6,12 @@
 #define STRIP     4 /* vectors that a strip of columns has at most */
 #define UNROLL    _Pragma("GCC unroll 8")
 #define UNROLL_16 _Pragma("GCC unroll 16")
-#define INLINE    static inline __attribute__((always_inline))
-#define OUTLINE   static __attribute__((noinline))
+#ifdef FWA_CPU_CALLS /* for sanitizers: with a copy of each for each constant, compilers take an hour */
+#define INLINE static inline
+#else
+#define INLINE static inline __attribute__((always_inline))
+#endif
+#define OUTLINE static __attribute__((noinline))
 
 /* Keeps a value in a register: compilers would fold the load of a broadcast into each of its uses,
  * and then wait for loads. It also ends an expression: no product is fused into a later sum. */
