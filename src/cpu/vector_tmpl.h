@@ -6,7 +6,7 @@
 #define STRIP     4 /* vectors that a strip of columns has at most */
 #define UNROLL    _Pragma("GCC unroll 8")
 #define UNROLL_16 _Pragma("GCC unroll 16")
-#ifdef FWA_CPU_CALLS /* for sanitizers: with a copy of each for each constant, compilers take an hour */
+#ifdef FWA_CPU_CALLS /* for sanitizers: clang takes minutes to check a copy of each for each constant */
 #define INLINE static inline
 #else
 #define INLINE static inline __attribute__((always_inline))
