@@ -29,7 +29,7 @@ extern "C" {
  * backward, and must give results that do not depend on executor->lanes.
  */
 
-#define FWA_BACKEND_ABI 1u
+#define FWA_BACKEND_ABI 2u
 
 /* A backend's words about a failure; the front end shows them through fwa_error_message(). */
 typedef struct fwa_message {
@@ -82,7 +82,8 @@ typedef struct fwa_backend {
     int32_t
         host_memory; /* 1: the host may read the tensors; the front end then checks their data */
 
-    int32_t (*device_count)(void);
+    /* How many devices there are; 0: message says why. */
+    int32_t (*device_count)(fwa_message *message);
     /* Opens a device; *device is handed to all that follows. `name` gets a line of words. */
     fwa_status (*open)(int32_t index, void **device, char *name, size_t name_size,
                        fwa_message *message);

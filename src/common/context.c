@@ -18,9 +18,10 @@ static fwa_status open_device(fwa_context *context, int32_t device)
 {
     fwa_message message = {""};
     fwa_status status;
-    int32_t count = context->backend->device_count();
+    int32_t count = context->backend->device_count(&message);
     if (count <= 0)
-        return fwa_fail(FWA_ERROR_DEVICE, "backend %s has no device", context->backend->name);
+        return fwa_fail(FWA_ERROR_DEVICE, "backend %s has no device%s%s", context->backend->name,
+                        message.text[0] ? ": " : "", message.text);
     if (device < 0 || device >= count)
         return fwa_fail(FWA_ERROR_VALUE, "options->device is %d; backend %s has %d devices",
                         (int)device, context->backend->name, (int)count);

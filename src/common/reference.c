@@ -395,8 +395,9 @@ static fwa_status fail(fwa_message *message, fwa_status status, const char *text
     return status;
 }
 
-static int32_t device_count(void)
+static int32_t device_count(fwa_message *message)
 {
+    (void)message;
     return 1;
 }
 

@@ -51,14 +51,16 @@ static fwa_status absent(entry *e, fwa_status status, const char *reason)
 
 static void present(entry *e, const fwa_backend *backend)
 {
+    fwa_message message = {""};
     e->backend = backend;
     e->status = FWA_OK;
     e->info.reason[0] = '\0';
     snprintf(e->info.description, sizeof e->info.description, "%s", backend->description);
-    e->info.device_count = backend->device_count();
+    e->info.device_count = backend->device_count(&message);
     e->info.available = e->info.device_count > 0;
     if (!e->info.available)
-        snprintf(e->info.reason, sizeof e->info.reason, "no device");
+        snprintf(e->info.reason, sizeof e->info.reason, "%s",
+                 message.text[0] ? message.text : "no device");
 }
 
 /* The module directory: FWA_BACKEND_PATH where it is set and the program is not privileged. */

@@ -199,6 +199,19 @@ Test(registry, no_device)
     cr_assert_str_eq(info.reason, "no device");
 }
 
+/* A module knows why it has no device. */
+Test(registry, no_device_and_why)
+{
+    fwa_backend_info info;
+    use_modules();
+    expect_message(try_backend("unplugged"), FWA_ERROR_DEVICE,
+                   "backend unplugged has no device: the cable is loose");
+    cr_assert_geq(find_info("unplugged", &info), 4);
+    cr_assert_eq(info.available, 0);
+    cr_assert_eq(info.device_count, 0);
+    cr_assert_str_eq(info.reason, "the cable is loose");
+}
+
 /* ---- Modules that work ---- */
 
 Test(registry, listed)

@@ -7,6 +7,7 @@
  *     TABLE_ABI          the table's abi, if not the right one
  *     TABLE_SIZE_CHANGE  added to the table's struct_size
  *     DEVICES            number of devices, 1 if not given
+ *     NO_DEVICE_REASON   what device_count says, "" if not given
  *     NO_ABI, NO_FUNCTION, NO_TABLE, NO_FORWARD  leave that out
  *     EMPTY_NAME         the table has no name
  *
@@ -33,6 +34,9 @@
 #ifndef DEVICES
 #define DEVICES 1
 #endif
+#ifndef NO_DEVICE_REASON
+#define NO_DEVICE_REASON ""
+#endif
 
 #ifdef NO_FORWARD
 #define HAS_FORWARD 0
@@ -50,8 +54,9 @@ typedef struct zeros_plan {
     int32_t lanes;
 } zeros_plan;
 
-static int32_t device_count(void)
+static int32_t device_count(fwa_message *message)
 {
+    snprintf(message->text, sizeof message->text, "%s", NO_DEVICE_REASON);
     return DEVICES;
 }
 
