@@ -19,8 +19,9 @@ extern "C" {
  *     const fwa_backend *fwa_module_backend(void);
  *
  * The library reads fwa_module_abi before it calls anything, and refuses a module whose number is
- * not its own. The module directory is fixed when the library is built; FWA_BACKEND_PATH, read with
- * secure_getenv, replaces it. Modules are loaded with RTLD_NOW | RTLD_LOCAL and never unloaded.
+ * not its own. The module directory is fwa/backends0 beside the library's own file, or else the one
+ * that is fixed when the library is built; FWA_BACKEND_PATH, read with secure_getenv, replaces both.
+ * Modules are loaded with RTLD_NOW | RTLD_LOCAL and never unloaded.
  *
  * The front end validates everything that can be validated on the host. A backend therefore sees
  * only problems for which its score() is positive and calls whose tensors have the right ranks,

@@ -15,10 +15,14 @@ fwa_status fwa_fail(fwa_status status, const char *format, ...)
 /* Checks a public struct: struct_size as known, or greater with nothing but zeros behind. */
 fwa_status fwa_check_struct(const char *name, const void *data, size_t known);
 
-/* ---- Backends (registry.c) ---- */
+/* ---- Backends (registry.c, modules.c) ---- */
 
 /* The backend of that name, loading its module where needed; or an error with its reason. */
 fwa_status fwa_registry_find(const char *name, const fwa_backend **backend);
+/* The module directory (modules.c): FWA_BACKEND_PATH where it is set and the program is not
+ * privileged; else the one beside the library's own file, where there is one; else the installed
+ * one. `path` has PATH_MAX bytes, which the result may lie in. */
+const char *fwa_module_directory(char *path);
 
 /* ---- Contexts and threads (context.c, parallel.c, pool.c, processors.c) ---- */
 

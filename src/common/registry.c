@@ -8,9 +8,9 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #define ENTRY_LIMIT 32
@@ -63,13 +63,6 @@ static void present(entry *e, const fwa_backend *backend)
                  message.text[0] ? message.text : "no device");
 }
 
-/* The module directory: FWA_BACKEND_PATH where it is set and the program is not privileged. */
-static const char *module_directory(void)
-{
-    const char *given = secure_getenv("FWA_BACKEND_PATH");
-    return given && *given ? given : FWA_MODULE_DIRECTORY;
-}
-
 static bool complete(const fwa_backend *b)
 {
     return b->name && b->description && b->device_count && b->open && b->close && b->allocate &&
@@ -107,7 +100,8 @@ static fwa_status accept_module(entry *e, void *module)
 
 static fwa_status load_module(entry *e)
 {
-    const char *directory = module_directory();
+    char path[PATH_MAX];
+    const char *directory = fwa_module_directory(path);
     int length = snprintf(e->info.origin, sizeof e->info.origin, "%s/fwa-%s.so", directory,
                           e->info.name);
     fwa_status status;
@@ -172,7 +166,8 @@ static entry *find_entry(const char *name)
 /* Adds an entry for every fwa-NAME.so of the module directory. */
 static void scan_directory(void)
 {
-    const char *path = module_directory();
+    char buffer[PATH_MAX];
+    const char *path = fwa_module_directory(buffer);
     DIR *directory = path[0] == '/' ? opendir(path) : NULL;
     const struct dirent *item;
     if (!directory)
