@@ -3,31 +3,36 @@
 #define FWA_COMMON_HALF_H
 
 /* bfloat16 and IEEE binary16 <-> float, in integer arithmetic: no ISA and no libgcc needed.
- * Rounding is to nearest even; NaN stays NaN. */
+ * Rounding is to nearest even; NaN stays NaN. Valid device code too: define FWA_DEVICE to the
+ * qualifiers a function needs there. */
 
 #include <stdint.h>
 #include <string.h>
 
-static inline uint32_t fwa_float_bits(float value)
+#ifndef FWA_DEVICE
+#define FWA_DEVICE static inline
+#endif
+
+FWA_DEVICE uint32_t fwa_float_bits(float value)
 {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-static inline float fwa_float_from_bits(uint32_t bits)
+FWA_DEVICE float fwa_float_from_bits(uint32_t bits)
 {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-static inline float fwa_bf16_to_float(uint16_t half)
+FWA_DEVICE float fwa_bf16_to_float(uint16_t half)
 {
     return fwa_float_from_bits((uint32_t)half << 16);
 }
 
-static inline uint16_t fwa_bf16_from_float(float value)
+FWA_DEVICE uint16_t fwa_bf16_from_float(float value)
 {
     uint32_t bits = fwa_float_bits(value);
     uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -35,7 +40,7 @@ static inline uint16_t fwa_bf16_from_float(float value)
     return (uint16_t)(((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded) >> 16);
 }
 
-static inline float fwa_f16_to_float(uint16_t half)
+FWA_DEVICE float fwa_f16_to_float(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
     uint32_t rest = (uint32_t)(half & 0x7fffu) << 13;
@@ -47,7 +52,7 @@ static inline float fwa_f16_to_float(uint16_t half)
     return fwa_float_from_bits(sign | fwa_float_bits(scaled));
 }
 
-static inline uint16_t fwa_f16_from_float(float value)
+FWA_DEVICE uint16_t fwa_f16_from_float(float value)
 {
     uint32_t bits = fwa_float_bits(value);
     uint32_t sign = (bits >> 16) & 0x8000u;

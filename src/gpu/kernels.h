@@ -1,0 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* All kernels, for the one translation unit that each vendor compiles. */
+
+#include "op/carry.h"
+#include "op/gradients.h"
+#include "op/order.h"
+#include "op/recurrent.h"
+#include "op/recurrent_backward.h"
+#include "op/statistic.h"

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef FWA_GPU_VENDOR_CUDA_H
+#define FWA_GPU_VENDOR_CUDA_H
+
+/* CUDA C++; see vendor.h. */
+
+#include "../args.h"
+
+#define FWA_DEVICE static __device__ __forceinline__
+#define FWA_METHOD __device__ __forceinline__
+#define FWA_KERNEL(name, threads)                                                                  \
+    extern "C" __global__ void __launch_bounds__(threads)                                          \
+        name(const __grid_constant__ fwa_gpu_args args)
+
+namespace fwa {
+
+constexpr int wave = 32;
+
+FWA_DEVICE int thread()
+{
+    return (int)threadIdx.x;
+}
+
+FWA_DEVICE int64_t block()
+{
+    return (int64_t)blockIdx.x;
+}
+
+FWA_DEVICE int64_t grid()
+{
+    return (int64_t)gridDim.x;
+}
+
+FWA_DEVICE unsigned char *shared()
+{
+    extern __shared__ __align__(1024) unsigned char fwa_shared[];
+    return fwa_shared;
+}
+
+FWA_DEVICE void barrier()
+{
+    __syncthreads();
+}
+
+FWA_DEVICE void wave_barrier()
+{
+    __syncwarp();
+}
+
+template <typename T>
+FWA_DEVICE T shuffle(T value, int lane)
+{
+    return __shfl_sync(0xffffffffu, value, lane);
+}
+
+template <int FROM, int TO, int N>
+FWA_DEVICE void sum_lanes(float (&values)[N])
+{
+#pragma unroll
+    for (int bit = FROM; bit < TO; bit *= 2)
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            values[i] += __shfl_xor_sync(0xffffffffu, values[i], bit);
+}
+
+} // namespace fwa
+
+#endif
