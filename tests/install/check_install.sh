@@ -24,6 +24,8 @@ if [ -z "$prefix" ] || [ -z "$library" ] || [ -z "$version" ]; then
 fi
 root=$destdir$prefix
 modules=$prefix/$library/fwa/backends0
+cuda=no
+[ -n "$(meson introspect "$build" --targets | jq -r '.[] | select(.name == "fwa-cuda").id')" ] && cuda=yes
 
 export PKG_CONFIG_LIBDIR=$root/$library/pkgconfig
 [ -n "$destdir" ] && export PKG_CONFIG_SYSROOT_DIR=$destdir
@@ -60,6 +62,7 @@ expected_files() {
         echo share/zsh/site-functions/_fwa
     fi
     printf 'include/fwa/%s.h\n' backend dlpack fwa
+    [ "$cuda" = yes ] && echo "$library/fwa/backends0/fwa-cuda.so"
     printf "$library/%s\n" cmake/fwa/fwaConfig.cmake cmake/fwa/fwaConfigVersion.cmake pkgconfig/fwa.pc
     [ "$kind" != shared ] && echo "$library/libfwa.a"
     [ "$kind" != static ] && printf "$library/%s\n" libfwa.so libfwa.so.0 libfwa.so.0.1.0
@@ -146,8 +149,17 @@ tool_version() {
     [ "$("$root/bin/fwa" --version)" = "fwa $version" ]
 }
 
+# Modules that are there are found beside the shared library, also where it is only staged.
 tool_modules() {
-    "$root/bin/fwa" info | tee /dev/stderr | grep -qxF "    looked for in $modules/fwa-cuda.so"
+    local found=$modules
+    [ "$kind" != static ] && [ -d "$root/$library/fwa/backends0" ] &&
+        found=$(realpath "$root/$library/fwa/backends0")
+    "$root/bin/fwa" info | tee /dev/stderr | grep -qxF "    looked for in $found/fwa-hip.so"
+}
+
+# The module is read, and has no device or has one.
+tool_cuda() {
+    "$root/bin/fwa" info | tee /dev/stderr | grep '^  cuda:' | grep -v 'no such file'
 }
 
 expected=$source/examples/first.expected
@@ -165,6 +177,10 @@ if [ "$tool" = true ]; then
     check 'the tool has no run path' no_run_path bin/fwa
     check 'fwa --version' tool_version
     check 'fwa info looks for modules in the installed directory' tool_modules
+    if [ "$cuda" = yes ] && [ "$kind" != static ]; then
+        check 'the CUDA module has no run path' no_run_path "$library/fwa/backends0/fwa-cuda.so"
+        check 'fwa info finds the CUDA module' tool_cuda
+    fi
     check 'the man page formats' mandoc -T utf8 "$root/share/man/man1/fwa.1"
     check 'the bash completion parses' bash -n "$root/share/bash-completion/completions/fwa"
 fi
