@@ -26,7 +26,7 @@ check() {
 }
 
 # A copy of the library, moved, with a module in the place beside it.
-beside=$work/moved/lib/fwa/backends0
+beside=$work/moved/lib/fwa/backends2
 mkdir -p "$beside" "$work/link" "$work/elsewhere"
 cp "$library" "$work/moved/lib/libfwa.so.0"
 cp "$module" "$beside/fwa-zeros.so"

@@ -19,7 +19,7 @@ extern "C" {
  *     const fwa_backend *fwa_module_backend(void);
  *
  * The library reads fwa_module_abi before it calls anything, and refuses a module whose number is
- * not its own. The module directory is fwa/backends0 beside the library's own file, or else the one
+ * not its own. The module directory is fwa/backends2 beside the library's own file, or else the one
  * that is fixed when the library is built; FWA_BACKEND_PATH, read with secure_getenv, replaces both.
  * Modules are loaded with RTLD_NOW | RTLD_LOCAL and never unloaded.
  *

@@ -148,19 +148,19 @@ typedef struct {
 } arena;
 
 /* Room for a * b * c * d words of 4 bytes, aligned to 256. */
-static void *take(arena *arena, int64_t a, int64_t b, int64_t c, int64_t d)
+static void *take(arena *room, int64_t a, int64_t b, int64_t c, int64_t d)
 {
-    size_t bytes = sizeof(float), at = arena->size;
+    size_t bytes = sizeof(float), at = room->size;
     if (at == SIZE_MAX || __builtin_mul_overflow(bytes, (size_t)a, &bytes) ||
         __builtin_mul_overflow(bytes, (size_t)b, &bytes) ||
         __builtin_mul_overflow(bytes, (size_t)c, &bytes) ||
         __builtin_mul_overflow(bytes, (size_t)d, &bytes) ||
         __builtin_add_overflow(bytes, at + 255, &bytes) || bytes > PTRDIFF_MAX) {
-        arena->size = SIZE_MAX;
+        room->size = SIZE_MAX;
         return NULL;
     }
-    arena->size = bytes / 256 * 256;
-    return arena->base ? arena->base + at : NULL;
+    room->size = bytes / 256 * 256;
+    return room->base ? room->base + at : NULL;
 }
 
 static void place_forward(const fwa_gpu_plan *plan, const fwa_extent *e, arena *room,

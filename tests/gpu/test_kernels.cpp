@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kernels for test_runtime.c, which says what each must give. Sizes and data come in whichever
- * arguments have the type: order and staged are outputs, batch and columns say what to do. */
+ * arguments have the type: order and states are outputs, batch and columns say what to do. */
 
 #include "../../src/gpu/vendor/vendor.h"
 
@@ -94,7 +94,7 @@ template <int FROM, int TO, int N> static void sums(float *out)
 /* Of 16 values a thread. */
 FWA_KERNEL(test_sums, threads)
 {
-    float *const out = args.staged + 16 * global_thread();
+    float *const out = args.states + 16 * global_thread();
     sums<1, fwa::wave, 1>(out);
     sums<1, 8, 3>(out + 1);
     sums<4, 16, 2>(out + 4);
@@ -125,7 +125,7 @@ static float deep(int depth, const float *above)
 
 FWA_KERNEL(test_deep, threads)
 {
-    args.staged[global_thread()] = deep((int)args.batch, nullptr);
+    args.states[global_thread()] = deep((int)args.batch, nullptr);
 }
 
 /* Kernels that are wrong. */
@@ -159,7 +159,7 @@ FWA_KERNEL(test_mixed_sums, threads)
         fwa::sum_lanes<1, 4>(values);
     else
         fwa::sum_lanes<1, 8>(values);
-    args.staged[global_thread()] = values[1];
+    args.states[global_thread()] = values[1];
 }
 
 FWA_KERNEL(test_no_lane, threads)

@@ -253,7 +253,7 @@ Test(gpu_runtime, sums)
     float *out = zeros(16 * THREADS, sizeof *out);
     for (int o = 0; o < ORDERS; o++) {
         void *device = open_in_order(orders[o]);
-        const fwa_gpu_args args = {.staged = out};
+        const fwa_gpu_args args = {.states = out};
         launch(device, "test_sums", 1, 0, &args);
         for (int i = 0; i < THREADS; i++)
             for (int s = 0; s < 5; s++)
@@ -283,7 +283,7 @@ Test(gpu_runtime, deep_stacks)
 {
     float out[THREADS];
     void *device = open_in_order("random");
-    const fwa_gpu_args args = {.batch = 7, .staged = out};
+    const fwa_gpu_args args = {.batch = 7, .states = out};
     launch(device, "test_deep", 1, 0, &args);
     for (int i = 0; i < THREADS; i++) {
         float expected = 0, values = 0;
@@ -412,7 +412,7 @@ static int launch_in_child(const char *kernel, const char *order, int32_t shared
     child = fork();
     if (child == 0) {
         static int32_t order_out[THREADS];
-        static float staged[THREADS];
+        static float states[THREADS];
         fwa_message message;
         void *device = open_in_order(order);
         setrlimit(RLIMIT_CORE, &(struct rlimit){0});
@@ -420,7 +420,7 @@ static int launch_in_child(const char *kernel, const char *order, int32_t shared
         close(ends[0]);
         close(ends[1]);
         args.order = order_out;
-        args.staged = staged;
+        args.states = states;
         _exit(try_launch(device, kernel, 1, shared, &args, &message) == FWA_OK ? 0 : 99);
     }
     cr_assert_gt(child, 0);

@@ -23,7 +23,7 @@ if [ -z "$prefix" ] || [ -z "$library" ] || [ -z "$version" ]; then
     exit 1
 fi
 root=$destdir$prefix
-modules=$prefix/$library/fwa/backends0
+modules=$prefix/$library/fwa/backends2
 cuda=no
 [ -n "$(meson introspect "$build" --targets | jq -r '.[] | select(.name == "fwa-cuda").id')" ] && cuda=yes
 
@@ -62,7 +62,7 @@ expected_files() {
         echo share/zsh/site-functions/_fwa
     fi
     printf 'include/fwa/%s.h\n' backend dlpack fwa
-    [ "$cuda" = yes ] && echo "$library/fwa/backends0/fwa-cuda.so"
+    [ "$cuda" = yes ] && echo "$library/fwa/backends2/fwa-cuda.so"
     printf "$library/%s\n" cmake/fwa/fwaConfig.cmake cmake/fwa/fwaConfigVersion.cmake pkgconfig/fwa.pc
     [ "$kind" != shared ] && echo "$library/libfwa.a"
     [ "$kind" != static ] && printf "$library/%s\n" libfwa.so libfwa.so.0 libfwa.so.0.1.0
@@ -152,8 +152,8 @@ tool_version() {
 # Modules that are there are found beside the shared library, also where it is only staged.
 tool_modules() {
     local found=$modules
-    [ "$kind" != static ] && [ -d "$root/$library/fwa/backends0" ] &&
-        found=$(realpath "$root/$library/fwa/backends0")
+    [ "$kind" != static ] && [ -d "$root/$library/fwa/backends2" ] &&
+        found=$(realpath "$root/$library/fwa/backends2")
     "$root/bin/fwa" info | tee /dev/stderr | grep -qxF "    looked for in $found/fwa-hip.so"
 }
 
@@ -178,7 +178,7 @@ if [ "$tool" = true ]; then
     check 'fwa --version' tool_version
     check 'fwa info looks for modules in the installed directory' tool_modules
     if [ "$cuda" = yes ] && [ "$kind" != static ]; then
-        check 'the CUDA module has no run path' no_run_path "$library/fwa/backends0/fwa-cuda.so"
+        check 'the CUDA module has no run path' no_run_path "$library/fwa/backends2/fwa-cuda.so"
         check 'fwa info finds the CUDA module' tool_cuda
     fi
     check 'the man page formats' mandoc -T utf8 "$root/share/man/man1/fwa.1"
