@@ -28,6 +28,8 @@ typedef struct fwa_gpu_args {
     /* The call: sizes, rows of the pools, value columns of a unit and units of a head. */
     int64_t batch, tokens, sequences, pool_in, pool_out;
     int32_t columns, blocks;
+    int32_t chunk_columns, chunk_blocks; /* the same of the chunked kernels */
+    int64_t short_tokens; /* sequences of up to so many are run by the recurrent kernels */
     fwa_gpu_view q, k, v, o, beta, lambda, log_gate, cu_seqlens, slot_in, slot_out, commit;
     fwa_gpu_carry carry_in, carry_out;
     /* The backward's. */

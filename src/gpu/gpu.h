@@ -21,6 +21,7 @@ typedef enum fwa_gpu_kernel_id {
     FWA_GPU_CARRY_SCATTER,
     FWA_GPU_ORDER_SUCCESSORS,
     FWA_GPU_ORDER_LIST,
+    FWA_GPU_CHUNK_FORWARD,
     FWA_GPU_RECURRENT_FORWARD,
     FWA_GPU_RECURRENT_ORDERED,
     FWA_GPU_RECURRENT_BACKWARD,
@@ -39,6 +40,7 @@ typedef struct fwa_gpu_kernel {
 typedef struct fwa_gpu_plan {
     const fwa_gpu_device *device;
     fwa_problem problem;
+    bool chunked;
     int32_t padded; /* key_dim, rounded up to what kernels are compiled for */
     fwa_gpu_kernel kernels[FWA_GPU_KERNELS];
     char name[2][128];
@@ -48,6 +50,12 @@ typedef struct fwa_gpu_plan {
 static inline bool fwa_gpu_has_eigen(const fwa_problem *p)
 {
     return p->objective == FWA_OBJECTIVE_REGRESSION && p->window > 1;
+}
+
+/* Value columns of a block of the chunked kernels; the normaliser's z takes the place of 16. */
+static inline int32_t fwa_gpu_chunk_columns(const fwa_problem *p)
+{
+    return 16 * (FWA_GPU_CHUNK_COMPUTING - (p->normalizer != 0));
 }
 
 static inline int32_t fwa_gpu_blocks(const fwa_problem *p)

@@ -2,6 +2,7 @@
 /* All kernels, for the one translation unit that each vendor compiles. */
 
 #include "op/carry.h"
+#include "op/chunk_forward.h"
 #include "op/gradients.h"
 #include "op/order.h"
 #include "op/recurrent.h"

@@ -5,6 +5,15 @@
 
 #include <string.h>
 
+/* Sequences of up to so many tokens are run token by token, for what a chunk would cost. The
+ * sequence's own length decides, not the call's: a batch must not change a sequence's bits. */
+#define SHORT_TOKENS 4
+
+static int64_t divide_up(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
 /* ---- Arguments ---- */
 
 static fwa_gpu_view view_of(const fwa_tensor *tensor)
@@ -62,7 +71,10 @@ static fwa_gpu_args problem_args(const fwa_gpu_plan *plan, const fwa_call *call)
                                .tokens = call->extent.tokens,
                                .sequences = call->extent.sequences,
                                .columns = FWA_GPU_COLUMNS,
-                               .blocks = fwa_gpu_blocks(p)};
+                               .blocks = fwa_gpu_blocks(p),
+                               .chunk_columns = fwa_gpu_chunk_columns(p),
+                               .chunk_blocks = (int32_t)divide_up(p->value_dim, fwa_gpu_chunk_columns(p)),
+                               .short_tokens = plan->chunked ? SHORT_TOKENS : INT64_MAX};
     return args;
 }
 
@@ -130,11 +142,6 @@ static void launch(launcher *to, fwa_gpu_kernel_id id, int64_t blocks)
                                              sizeof *to->args, to->message);
 }
 
-static int64_t divide_up(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
 static void launch_statistic(launcher *to)
 {
     const fwa_gpu_args *a = to->args;
@@ -159,7 +166,11 @@ fwa_status fwa_gpu_forward(const void *plan, const fwa_call *call, fwa_message *
         launch(&to, FWA_GPU_ORDER_SUCCESSORS, divide_up(args.sequences, FWA_GPU_THREADS));
         launch(&to, FWA_GPU_ORDER_LIST, args.sequences > 0);
     }
-    launch(&to, FWA_GPU_RECURRENT_FORWARD, args.sequences * units);
+    if (args.tokens > args.short_tokens)
+        launch(&to, FWA_GPU_CHUNK_FORWARD, args.sequences * args.heads_value * args.chunk_blocks);
+    if (args.tokens <= args.short_tokens || args.cu_seqlens.rank || args.slot_in.rank ||
+        args.slot_out.rank)
+        launch(&to, FWA_GPU_RECURRENT_FORWARD, args.sequences * units);
     if (args.crossing)
         launch(&to, FWA_GPU_RECURRENT_ORDERED, args.sequences > 0 ? units : 0);
     if (writes_parts(&args.carry_out)) {

@@ -19,7 +19,8 @@ int32_t fwa_gpu_score(void *device, const fwa_problem *p, fwa_message *message)
     }
     if (p->form == FWA_FORM_MASKED || p->form == FWA_FORM_CHUNKED) {
         snprintf(message->text, sizeof message->text,
-                 "problem->form is %d; of the forms, GPU backends have the recurrent one",
+                 "problem->form is %d; GPU backends have the recurrent form, and by the automatic "
+                 "choice a chunked forward",
                  (int)p->form);
         return 0;
     }
@@ -38,12 +39,24 @@ static bool has_norm(const fwa_problem *p)
     return p->normalizer != 0;
 }
 
-typedef enum { NO_SHARED, FORWARD_SHARED, BACKWARD_SHARED, STATISTIC_SHARED, ROWS_SHARED } sharing;
+static bool is_chunked(const fwa_problem *p)
+{
+    return p->form != FWA_FORM_RECURRENT && p->window == 1;
+}
+
+typedef enum {
+    NO_SHARED,
+    CHUNK_SHARED,
+    FORWARD_SHARED,
+    BACKWARD_SHARED,
+    STATISTIC_SHARED,
+    ROWS_SHARED
+} sharing;
 
 static const struct {
     const char *name;
     bool by_dim; /* "_64", "_128" or "_256" follows */
-    int32_t threads;
+    int32_t threads; /* 0: FWA_GPU_CHUNK_WAVES waves */
     sharing shared;
     bool (*needed)(const fwa_problem *p);
 } kernels[FWA_GPU_KERNELS] = {
@@ -52,6 +65,7 @@ static const struct {
     [FWA_GPU_CARRY_SCATTER] = {"carry_scatter", false, 128, NO_SHARED, always},
     [FWA_GPU_ORDER_SUCCESSORS] = {"order_successors", false, 128, NO_SHARED, always},
     [FWA_GPU_ORDER_LIST] = {"order_list", false, 128, NO_SHARED, always},
+    [FWA_GPU_CHUNK_FORWARD] = {"chunk_forward", true, 0, CHUNK_SHARED, is_chunked},
     [FWA_GPU_RECURRENT_FORWARD] = {"recurrent_forward", true, 128, FORWARD_SHARED, always},
     [FWA_GPU_RECURRENT_ORDERED] = {"recurrent_ordered", true, 128, FORWARD_SHARED, always},
     [FWA_GPU_RECURRENT_BACKWARD] = {"recurrent_backward", true, 128, BACKWARD_SHARED, always},
@@ -61,6 +75,20 @@ static const struct {
     [FWA_GPU_NORM_GRADIENTS] = {"norm_gradients", false, 128, NO_SHARED, has_norm},
 };
 
+/* bf16 numbers that add up to one of the I/O type (tile/tile.h). elu1 makes float32 numbers of bf16
+ * ones: rounding them as well as the state would be too much. */
+static int32_t parts_of(const fwa_problem *p)
+{
+    if (p->dtype == FWA_DTYPE_BF16)
+        return p->phi == FWA_FEATURE_MAP_ELU1 ? 2 : 1;
+    return p->dtype == FWA_DTYPE_F16 ? 2 : 3;
+}
+
+static const char *type_name(const fwa_problem *p)
+{
+    return p->dtype == FWA_DTYPE_BF16 ? "bf16" : p->dtype == FWA_DTYPE_F16 ? "f16" : "f32";
+}
+
 static int32_t shared_bytes(const fwa_gpu_plan *plan, sharing shared)
 {
     const fwa_problem *p = &plan->problem;
@@ -69,6 +97,10 @@ static int32_t shared_bytes(const fwa_gpu_plan *plan, sharing shared)
     if (shared == FORWARD_SHARED || shared == BACKWARD_SHARED)
         floats = fwa_gpu_recurrent_floats(p->window, plan->padded, FWA_GPU_THREADS / wave,
                                           shared == BACKWARD_SHARED);
+    if (shared == CHUNK_SHARED)
+        return FWA_GPU_CHUNK_MATRICES +
+               FWA_GPU_CHUNK_SLOTS(parts_of(p), plan->padded, FWA_SHARED_LIMIT) *
+                   FWA_GPU_CHUNK_BYTES(parts_of(p), plan->padded);
     if (shared == STATISTIC_SHARED)
         floats = fwa_gpu_statistic_floats(p->window, p->key_dim, wave);
     if (shared == ROWS_SHARED)
@@ -78,14 +110,19 @@ static int32_t shared_bytes(const fwa_gpu_plan *plan, sharing shared)
 
 static fwa_status load_kernel(fwa_gpu_plan *plan, int id, fwa_message *message)
 {
-    char name[64], dim[16] = "";
+    char name[64], kind[32] = "", dim[16] = "";
     fwa_gpu_kernel *kernel = &plan->kernels[id];
     if (!kernels[id].needed(&plan->problem))
         return FWA_OK;
     if (kernels[id].by_dim)
         snprintf(dim, sizeof dim, "_%d", (int)plan->padded);
-    snprintf(name, sizeof name, "%s%s", kernels[id].name, dim);
-    kernel->threads = kernels[id].threads;
+    if (kernels[id].shared == CHUNK_SHARED)
+        snprintf(kind, sizeof kind, "_%s_%d",
+                 plan->problem.dynamics == FWA_DYNAMICS_PER_HEAD ? "head" : "channel",
+                 (int)parts_of(&plan->problem));
+    snprintf(name, sizeof name, "%s%s%s", kernels[id].name, kind, dim);
+    kernel->threads = kernels[id].threads ? kernels[id].threads
+                                          : FWA_GPU_CHUNK_WAVES * plan->device->properties.wave;
     kernel->shared = shared_bytes(plan, kernels[id].shared);
     if (kernel->shared > plan->device->properties.shared) {
         snprintf(message->text, sizeof message->text,
@@ -110,6 +147,7 @@ fwa_status fwa_gpu_make_plan(void *device, const fwa_problem *p, int32_t lanes, 
     }
     plan->device = device;
     plan->problem = *p;
+    plan->chunked = is_chunked(p);
     plan->padded = p->key_dim <= 64 ? 64 : p->key_dim <= 128 ? 128 : 256;
     for (id = 0; id < FWA_GPU_KERNELS && status == FWA_OK; id++)
         status = load_kernel(plan, id, message);
@@ -119,12 +157,11 @@ fwa_status fwa_gpu_make_plan(void *device, const fwa_problem *p, int32_t lanes, 
     }
     for (pass = 0; pass < 2; pass++)
         snprintf(plan->name[pass], sizeof plan->name[pass], "%s/%s/%s/%s/window%d/%s/%s",
-                 FWA_GPU_NAME, "recurrent",
+                 FWA_GPU_NAME,
+                 plan->chunked && pass == FWA_PASS_FORWARD ? "chunked/16" : "recurrent",
                  p->objective == FWA_OBJECTIVE_REGRESSION ? "regression" : "inner_product",
                  p->dynamics == FWA_DYNAMICS_PER_HEAD ? "head" : "channel", (int)p->window,
-                 p->dtype == FWA_DTYPE_F32    ? "f32"
-                 : p->dtype == FWA_DTYPE_BF16 ? "bf16"
-                                              : "f16",
+                 type_name(p),
                  pass == FWA_PASS_FORWARD ? "forward" : "backward");
     *result = plan;
     return FWA_OK;

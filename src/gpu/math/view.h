@@ -23,6 +23,11 @@ enum : int32_t { NORM_NONE = 0, NORM_L2 = 1, NORM_RMS = 2 };
 enum : int32_t { IDENTITY = 0, RELU = 1, ELU1 = 2 };
 enum : int64_t { SLOT_NONE = -1, SLOT_FRESH = -2 };
 
+/* 16 bytes at once. */
+struct alignas(16) Four {
+    float at[4];
+};
+
 FWA_DEVICE int lane()
 {
     return thread() % wave;

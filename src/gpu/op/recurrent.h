@@ -17,10 +17,6 @@
 
 namespace fwa {
 
-struct alignas(16) Four {
-    float at[4];
-};
-
 template <int ROWS>
 struct Recurrent {
     static constexpr int padded = FWA_GPU_ROW_GROUPS * ROWS;
@@ -496,6 +492,8 @@ FWA_DEVICE void recurrent_forward(const fwa_gpu_args &a)
         if (a.crossing && a.order[n] != 0)
             continue;
         Recurrent<ROWS> r(a, n, unit / a.blocks % a.heads_value, unit % a.blocks);
+        if (!r.s.padded && r.s.length > a.short_tokens)
+            continue;
         r.forward(a.carry_in.state, r.s.slot_in);
     }
 }

@@ -8,8 +8,9 @@
 
 #define FWA_DEVICE static __device__ __forceinline__
 #define FWA_METHOD __device__ __forceinline__
-#define FWA_KERNEL(name, threads)                                                                  \
-    extern "C" __global__ void __launch_bounds__(threads)                                          \
+#define FWA_KERNEL(name, threads) FWA_KERNEL_RESIDENT(name, threads, 1)
+#define FWA_KERNEL_RESIDENT(name, threads, blocks)                                                 \
+    extern "C" __global__ void __launch_bounds__(threads, blocks)                                  \
         name(const __grid_constant__ fwa_gpu_args args)
 
 namespace fwa {

@@ -24,6 +24,7 @@ static_assert(FWA_WAVE == 32 || FWA_WAVE == 64, "a wave has 32 or 64 threads");
 /* Arguments go by reference: a copy per thread would be most of what a small kernel does. Names are
  * expanded first, as a macro may have made them. */
 #define FWA_KERNEL(name, threads) FWA_KERNEL_NAMED(name, threads)
+#define FWA_KERNEL_RESIDENT(name, threads, blocks) FWA_KERNEL_NAMED(name, threads)
 #define FWA_KERNEL_NAMED(name, threads)                                                            \
     static_assert((threads) > 0 && (threads) <= 1024 && (threads) % fwa::wave == 0,                \
                   "blocks have whole waves and at most 1024 threads");                             \

@@ -9,6 +9,8 @@
  *     FWA_DEVICE, FWA_METHOD        qualifiers of a function on the device, of a member function
  *     FWA_KERNEL(name, threads)     heads the definition of a kernel of blocks of that many threads,
  *                                   whose one argument is `const fwa_gpu_args args`
+ *     FWA_KERNEL_RESIDENT(name, threads, blocks)  the same; so many blocks shall fit on a processor
+ *     FWA_SHARED_LIMIT              bytes of shared memory that a block may use; set by the build
  *     namespace fwa:
  *     wave                          constexpr int: threads that run in step, 32 or 64
  *     thread(), block(), grid()     this thread's index in its block (int), the block's and how many

@@ -1,0 +1,658 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef FWA_GPU_LOOP_CHUNK_H
+#define FWA_GPU_LOOP_CHUNK_H
+
+/*
+ * The loop over the chunks of a sequence, for one value head and a block of value columns. Waves have
+ * roles and meet once a chunk:
+ *
+ *     a loader      puts the keys and queries of a chunk to come into shared memory
+ *     a preparer    forms a chunk's small matrices (ChunkMatrices), one chunk ahead
+ *     the others    each have 16 value columns: their share of the state stays in registers, as sums
+ *                   of tiles; it is the left operand of the products with keys and queries, and gets
+ *                   the product of what the chunk writes with its keys added
+ *
+ * Keys and queries are stored raw but for relu, norms are factors of the rows: of 16-bit inputs
+ * nothing is rounded. (elu1 has no such factor; its features are.) Where shared memory holds less than
+ * three chunks the preparer loads, one chunk ahead or none.
+ *
+ * Chunks end where the tokens seen are a multiple of 16, so that a sequence may be cut there without
+ * changing a bit, and at the token whose state is committed.
+ */
+
+#include "../math/feature.h"
+#include "../math/walk.h"
+#include "../op/workspace.h"
+#include "../tile/tile.h"
+
+namespace fwa {
+
+static_assert(2 * sizeof(ChunkMatrices) <= FWA_GPU_CHUNK_MATRICES, "room for a chunk's matrices");
+
+/* What all waves know of a sequence's chunks. */
+template <int PARTS, int DIM>
+struct Chunks {
+    static constexpr int tiles = DIM / TILE;
+    static constexpr int stride = DIM + 8; /* eight rows of 16 bytes then lie in all banks */
+    static constexpr int plane = TILE * stride;
+    static constexpr int side = PARTS * plane; /* the keys, or the queries, of a chunk */
+    static constexpr int slots = FWA_GPU_CHUNK_SLOTS(PARTS, DIM, FWA_SHARED_LIMIT);
+
+    const fwa_gpu_args &a;
+    Sequence s;
+    int64_t head, key, query;
+    int64_t first; /* pair */
+    int64_t cut;   /* the chunk, counted without it, that the committed token ends within */
+    ChunkMatrices *matrices;
+    uint16_t *sides;
+
+    FWA_METHOD Chunks(const fwa_gpu_args &args, int64_t n, int64_t value_head)
+        : a(args), s(sequence_get(args, n)), head(value_head), key(key_head(args, value_head)),
+          query(query_head(args, value_head)), first(first_pair(args, s)),
+          matrices((ChunkMatrices *)shared()),
+          sides((uint16_t *)(shared() + FWA_GPU_CHUNK_MATRICES))
+    {
+        const int64_t on_grid = s.commit + s.seen % TILE;
+        cut = on_grid % TILE != 0 && s.commit < s.length ? on_grid / TILE : INT64_MAX;
+    }
+
+    FWA_METHOD int64_t start(int64_t chunk) const
+    {
+        if (chunk == cut + 1 && cut != INT64_MAX)
+            return s.commit;
+        const int64_t whole = chunk > cut ? chunk - 1 : chunk;
+        return whole == 0 ? 0 : whole * TILE - s.seen % TILE;
+    }
+
+    FWA_METHOD bool exists(int64_t chunk) const
+    {
+        return chunk >= 0 && start(chunk) < s.length;
+    }
+
+    FWA_METHOD int count(int64_t chunk) const
+    {
+        const int64_t next = start(chunk + 1);
+        return (int)((next < s.length ? next : s.length) - start(chunk));
+    }
+
+    FWA_METHOD uint16_t *keys_of(int64_t chunk) const
+    {
+        return sides + chunk % slots * 2 * side;
+    }
+
+    FWA_METHOD uint16_t *queries_of(int64_t chunk) const
+    {
+        return keys_of(chunk) + side;
+    }
+
+    FWA_METHOD ChunkMatrices &matrices_of(int64_t chunk) const
+    {
+        return matrices[chunk % 2];
+    }
+};
+
+/* ---- The loader ---- */
+
+template <int PARTS, int DIM>
+struct ChunkLoader : Chunks<PARTS, DIM> {
+    using Base = Chunks<PARTS, DIM>;
+    using Base::a, Base::s, Base::first, Base::stride, Base::plane;
+
+    FWA_METHOD explicit ChunkLoader(const Base &chunks) : Base(chunks)
+    {
+    }
+
+    FWA_METHOD void put(uint16_t *to, int d, float value) const
+    {
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            const uint16_t half = (uint16_t)(tile_round(value, 0) & 0xffffu);
+            to[part * plane + d] = half;
+            value -= fwa_bf16_to_float(half);
+        }
+    }
+
+    FWA_METHOD void convert_row(const Row &row, bool given, uint16_t *to) const
+    {
+        float share = 0, inverse = 1;
+        if (a.phi == ELU1 && given) {
+            for (int d = lane(); d < a.key_dim; d += wave) {
+                const float u = load(row, d);
+                share += u * u;
+            }
+            inverse = feature_inverse(a, share);
+        }
+        for (int d = lane(); d < DIM; d += wave) {
+            const bool has = given && d < a.key_dim;
+            const float u = has ? load(row, d) * inverse : 0;
+            put(to, d, has ? feature_map(a, u) : 0);
+        }
+    }
+
+    /* Rows of such a tensor go as they are, 16 bytes at a time. */
+    FWA_METHOD bool plain(const fwa_gpu_view &view) const
+    {
+        return PARTS == 1 && a.key_dim == DIM && a.phi == IDENTITY && view.stride[3] == 1 &&
+               (uintptr_t)view.data % 16 == 0 &&
+               (view.stride[0] | view.stride[1] | view.stride[2]) % 8 == 0;
+    }
+
+    FWA_METHOD void copy_row(const Row &row, bool given, uint16_t *to) const
+    {
+        const Four zeros = {{0, 0, 0, 0}};
+        const uint16_t *from = given ? (const uint16_t *)row.view->data + row.offset : nullptr;
+        for (int d = lane() * 8; d < DIM; d += wave * 8)
+            *(Four *)(to + d) = given ? *(const Four *)(from + d) : zeros;
+    }
+
+    FWA_METHOD void load_chunk(int64_t chunk) const
+    {
+        const int64_t t0 = this->start(chunk);
+        const int n = this->count(chunk);
+        const bool plain_keys = plain(a.k), plain_queries = plain(a.q);
+        for (int i = 0; i < TILE; i++) {
+            const int64_t pair = t0 + i;
+            const bool writes = i < n && pair >= first, reads = i < n;
+            const bool of_call = pair > 0 || a.alignment != NEXT_LATENT; /* else prev_key, float32 */
+            const Row keys = writes ? key_row(a, s, this->key, pair) : Row();
+            const Row queries = reads ? query_row(a, s, this->query, t0 + i) : Row();
+            if (plain_keys && of_call)
+                copy_row(keys, writes, this->keys_of(chunk) + i * stride);
+            else
+                convert_row(keys, writes, this->keys_of(chunk) + i * stride);
+            if (plain_queries)
+                copy_row(queries, reads, this->queries_of(chunk) + i * stride);
+            else
+                convert_row(queries, reads, this->queries_of(chunk) + i * stride);
+        }
+    }
+};
+
+/* ---- The preparer ---- */
+
+template <int PARTS, int DIM, bool CHANNEL>
+struct ChunkPreparer : Chunks<PARTS, DIM> {
+    using Base = Chunks<PARTS, DIM>;
+    using Base::a, Base::s, Base::first, Base::stride, Base::plane, Base::head;
+
+    FWA_METHOD explicit ChunkPreparer(const Base &chunks) : Base(chunks)
+    {
+    }
+
+    /* 1 / root of the norm from the sum of squares; 1 where the loader has divided. */
+    FWA_METHOD float inverse_of(float square) const
+    {
+        if (a.qk_norm == NORM_NONE || a.phi == ELU1)
+            return 1;
+        const float sum = a.qk_norm == NORM_RMS ? square / (float)a.key_dim : square;
+        const float root = sqrtf(sum + a.norm_eps);
+        return root != 0 ? 1 / root : 0;
+    }
+
+    /* left right^T over the whole depth. */
+    FWA_METHOD void gram(Sum &sum, const uint16_t *left, const uint16_t *right) const
+    {
+#pragma unroll
+        for (int i = 0; i < tile_elements; i++)
+            sum.at[i] = 0;
+#pragma unroll 2
+        for (int j = 0; j < Base::tiles; j++) {
+            Parts<PARTS> operand;
+            tile_load_left<PARTS>(operand, left + j * TILE, stride, plane);
+            tile_multiply<PARTS, PARTS>(sum, operand, right + j * TILE, stride, plane);
+        }
+    }
+
+    FWA_METHOD void store_diagonal(const Sum &sum, float *to) const
+    {
+#pragma unroll
+        for (int h = 0; h < tile_rows; h++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (tile_row(lane(), h) == tile_column(lane(), e))
+                    to[tile_row(lane(), h)] = sum.at[tile_index(h, e)];
+    }
+
+    FWA_METHOD float gate_input(const fwa_gpu_view &view, int64_t t, float absent) const
+    {
+        return present(view) ? load(view, at3(view, s.row, s.first + t, head)) : absent;
+    }
+
+    /* True where norms are not those of the rows as they are stored. */
+    FWA_METHOD bool has_raw_norms() const
+    {
+        return a.phi == RELU && a.qk_norm != NORM_NONE;
+    }
+
+    /* Norms, energy and, with gates per head, the step of token i; by one lane. Sums of squares come
+     * in energy and query_inverse. */
+    FWA_METHOD void prepare_token(ChunkMatrices &m, int64_t t0, int n, int i) const
+    {
+        const fwa_decay_knobs_f32 knobs = decay_knobs(a);
+        const int64_t t = t0 + i;
+        const float inverse = has_raw_norms() ? m.inverse[i] : inverse_of(m.energy[i]);
+        const float energy = m.energy[i] * inverse * inverse;
+        float lambda = 0, gate = 1, eta = 0, gamma = 1;
+        if (i < n && t >= first) {
+            lambda = gate_input(a.lambda, t, 0);
+            gate = expf(fwa_decay_clip_gate_f32(gate_input(a.log_gate, t, 0)));
+            if (!CHANNEL) {
+                const fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(
+                    &knobs, gate_input(a.beta, t, 1), lambda, gate, energy);
+                eta = step.eta;
+                gamma = step.gamma;
+            }
+        }
+        m.inverse[i] = inverse;
+        m.energy[i] = energy;
+        m.lambda[i] = lambda;
+        m.gate[i] = gate;
+        m.eta[i] = eta;
+        m.gamma[i] = gamma;
+    }
+
+    /* Decays from pair i to the tokens behind it, products of gammas; by one lane. The last is the
+     * pair's at the chunk's end. Lane 16 has the state's own. Gates per channel are the walk's. */
+    FWA_METHOD void prepare_decays(ChunkMatrices &m, int i) const
+    {
+        const bool decayed = a.prediction == DECAYED, after = a.read == AFTER_WRITE;
+        float product = 1;
+        if (i < TILE) {
+            for (int t = i; t < TILE; t++) {
+                product = t == i || CHANNEL ? 1 : product * m.gamma[t];
+                m.decay[i * TILE + t] = product;
+            }
+            m.write_factor[i] = product * m.inverse[i];
+            return;
+        }
+        m.gain = 0;
+        for (int t = 0; t < TILE; t++) {
+            const float before = product, gain = m.eta[t] * m.energy[t];
+            m.gain = gain > m.gain ? gain : m.gain;
+            product *= CHANNEL ? 1 : m.gamma[t];
+            m.key_factor[t] = m.inverse[t] * (decayed ? product : before);
+            m.query_factor[t] = m.query_inverse[t] * (after ? product : before);
+        }
+        m.retained = product;
+    }
+
+    FWA_METHOD void store_matrices(ChunkMatrices &m, const Sum &by_key, const Sum &by_query) const
+    {
+        const bool decayed = a.prediction == DECAYED && !CHANNEL, after = a.read == AFTER_WRITE;
+#pragma unroll
+        for (int h = 0; h < tile_rows; h++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int t = tile_row(lane(), h), pair = tile_column(lane(), e);
+                const float of_key = by_key.at[tile_index(h, e)] * m.inverse[t] * m.inverse[pair];
+                const float of_query = by_query.at[tile_index(h, e)] * m.query_inverse[t] *
+                                       m.inverse[pair];
+                const float *decay = m.decay + pair * TILE;
+                float predicts = 0, reads = 0;
+                if (pair < t) {
+                    predicts = of_key * decay[decayed ? t : t - 1];
+                    reads = of_query * decay[after ? t : t - 1];
+                } else if (pair == t && after) {
+                    reads = of_query;
+                }
+                m.key[walk_place(pair, t)] = predicts;
+                m.query[walk_place(pair, t)] = reads;
+            }
+    }
+
+    /* The norms of raw rows, where features have other squares. */
+    FWA_METHOD void raw_norms(ChunkMatrices &m, int64_t t0, int n) const
+    {
+        for (int i = 0; i < TILE; i++) {
+            float keys = 0, queries = 0;
+            if (i < n && t0 + i >= first) {
+                const Row row = key_row(a, s, this->key, t0 + i);
+                for (int d = lane(); d < a.key_dim; d += wave)
+                    keys += load(row, d) * load(row, d);
+            }
+            if (i < n) {
+                const Row row = query_row(a, s, this->query, t0 + i);
+                for (int d = lane(); d < a.key_dim; d += wave)
+                    queries += load(row, d) * load(row, d);
+            }
+            keys = inverse_of(wave_sum(keys));
+            queries = inverse_of(wave_sum(queries));
+            if (lane() == 0)
+                m.inverse[i] = keys, m.query_inverse[i] = queries;
+        }
+    }
+
+    FWA_METHOD void prepare(int64_t chunk) const
+    {
+        ChunkMatrices &m = this->matrices_of(chunk);
+        const uint16_t *keys = this->keys_of(chunk), *queries = this->queries_of(chunk);
+        const int64_t t0 = this->start(chunk);
+        const int n = this->count(chunk);
+        Sum by_key, by_query;
+        if (has_raw_norms()) {
+            raw_norms(m, t0, n);
+        } else {
+            gram(by_query, queries, queries);
+            store_diagonal(by_query, m.query_inverse);
+        }
+        gram(by_key, keys, keys);
+        store_diagonal(by_key, m.energy);
+        gram(by_query, queries, keys);
+        wave_barrier();
+        if (lane() < TILE) {
+            if (!has_raw_norms())
+                m.query_inverse[lane()] = inverse_of(m.query_inverse[lane()]);
+            prepare_token(m, t0, n, lane());
+        }
+        wave_barrier();
+        if (lane() <= TILE)
+            prepare_decays(m, lane());
+        wave_barrier();
+        store_matrices(m, by_key, by_query);
+    }
+};
+
+/* ---- The waves that compute ---- */
+
+template <int PARTS, int DIM, bool CHANNEL>
+struct ChunkComputer : Chunks<PARTS, DIM> {
+    using Base = Chunks<PARTS, DIM>;
+    using Base::a, Base::s, Base::first, Base::stride, Base::plane, Base::head, Base::tiles;
+
+    int64_t column0; /* the wave's first value column; value_dim or more: z is its row 0 */
+    bool norm;
+    Sum state[tiles];
+
+    FWA_METHOD ChunkComputer(const Base &chunks, int64_t column, bool has_norm)
+        : Base(chunks), column0(column), norm(has_norm)
+    {
+    }
+
+    FWA_METHOD int64_t column(int h) const
+    {
+        return column0 + tile_row(lane(), h);
+    }
+
+    FWA_METHOD bool has_column(int h) const
+    {
+        return !norm && column(h) < a.value_dim;
+    }
+
+    FWA_METHOD bool has_norm(int h) const
+    {
+        return norm && tile_row(lane(), h) == 0;
+    }
+
+    FWA_METHOD void load_state()
+    {
+        const fwa_gpu_view &view = a.carry_in.state, &z = a.carry_in.norm;
+        const bool given = s.slot_in >= 0 && present(view), given_z = s.slot_in >= 0 && present(z);
+#pragma unroll
+        for (int j = 0; j < tiles; j++)
+#pragma unroll
+            for (int h = 0; h < tile_rows; h++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const int64_t d = j * TILE + tile_column(lane(), e);
+                    float value = 0;
+                    if (given && d < a.key_dim && has_column(h))
+                        value = load(view, at3(view, s.slot_in, head, d) + column(h) * view.stride[3]);
+                    if (given_z && d < a.key_dim && has_norm(h))
+                        value = load(z, at2(z, s.slot_in, head) + d * z.stride[2]);
+                    state[j].at[tile_index(h, e)] = value;
+                }
+    }
+
+    /* z goes to the workspace: other blocks may still read the carry's. */
+    FWA_METHOD void store_state() const
+    {
+        const fwa_gpu_view &view = a.carry_out.state;
+        const bool wanted = s.slot_out >= 0 && present(view);
+        float *z = a.norms + (s.index * a.heads_value + head) * a.key_dim;
+#pragma unroll
+        for (int j = 0; j < tiles; j++)
+#pragma unroll
+            for (int h = 0; h < tile_rows; h++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const int64_t d = j * TILE + tile_column(lane(), e);
+                    const float value = state[j].at[tile_index(h, e)];
+                    if (wanted && d < a.key_dim && has_column(h))
+                        store(view, at3(view, s.slot_out, head, d) + column(h) * view.stride[3],
+                              value);
+                    if (d < a.key_dim && has_norm(h))
+                        z[d] = value;
+                }
+    }
+
+    /* Nothing is committed: the state goes over bit for bit. */
+    FWA_METHOD void copy_state() const
+    {
+        const fwa_gpu_view &from = a.carry_in.state, &to = a.carry_out.state;
+        const bool zero = s.slot_in < 0 || !present(from);
+        if (norm)
+            store_state();
+        if (norm || s.slot_out < 0 || !present(to))
+            return;
+        for (int64_t e = lane(); e < (int64_t)a.key_dim * TILE; e += wave) {
+            const int64_t d = e / TILE, c = column0 + e % TILE;
+            if (c < a.value_dim)
+                copy(from, zero ? 0 : at3(from, s.slot_in, head, d) + c * from.stride[3], to,
+                     at3(to, s.slot_out, head, d) + c * to.stride[3], zero);
+        }
+    }
+
+    FWA_METHOD void load_values(Walk &w, int64_t t0, int n) const
+    {
+#pragma unroll
+        for (int h = 0; h < tile_rows; h++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int i = tile_column(lane(), e);
+                w.value[h][e] = has_norm(h) ? 1 : 0;
+                if (i < n && t0 + i >= first && has_column(h))
+                    w.value[h][e] = load(a.v, at3(a.v, s.row, s.first + t0 + i, head) +
+                                                  column(h) * a.v.stride[3]);
+            }
+    }
+
+    /* Step sizes and carries of the lane's tokens and columns. */
+    FWA_METHOD void load_gates(Walk &w, const ChunkMatrices &m, int64_t t0, int n) const
+    {
+        const fwa_decay_knobs_f32 knobs = decay_knobs(a);
+        float beyond = 0;
+#pragma unroll
+        for (int h = 0; h < tile_rows; h++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int i = tile_column(lane(), e);
+                w.eta[h][e] = 0;
+                w.gamma[h][e] = 1;
+                if (i >= n || t0 + i < first || !has_column(h))
+                    continue;
+                float beta = 1;
+                if (present(a.beta))
+                    beta = load(a.beta, at3(a.beta, s.row, s.first + t0 + i, head) +
+                                            column(h) * a.beta.stride[3]);
+                const fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(
+                    &knobs, beta, m.lambda[i], m.gate[i], m.energy[i]);
+                w.eta[h][e] = step.eta;
+                w.gamma[h][e] = step.gamma;
+                beyond += step.eta * m.energy[i] > exact_gain;
+            }
+        w.exact = wave_sum(beyond) > 0;
+    }
+
+    /* What the chunk's keys, in regression, and queries read in the state. */
+    template <int KEY_PARTS>
+    FWA_METHOD void read_tiles(Sum &by_key, Sum &by_query, int64_t chunk) const
+    {
+        const uint16_t *keys = this->keys_of(chunk), *queries = this->queries_of(chunk);
+#pragma unroll
+        for (int j = 0; j < tiles; j++) {
+            Parts<KEY_PARTS> left;
+            Parts<PARTS> upper;
+            tile_left<KEY_PARTS>(left, state[j]);
+#pragma unroll
+            for (int part = 0; part < PARTS; part++)
+                upper.part[part] = left.part[part];
+            if (a.objective == REGRESSION)
+                tile_multiply<KEY_PARTS, PARTS>(by_key, left, keys + j * TILE, stride, plane);
+            tile_multiply<PARTS, PARTS>(by_query, upper, queries + j * TILE, stride, plane);
+        }
+    }
+
+    FWA_METHOD void read_state(Walk &w, const ChunkMatrices &m, int64_t chunk) const
+    {
+        Sum by_key, by_query;
+#pragma unroll
+        for (int i = 0; i < tile_elements; i++)
+            by_key.at[i] = by_query.at[i] = 0;
+        if (w.exact)
+            read_tiles<PARTS == 1 ? 2 : PARTS>(by_key, by_query, chunk);
+        else
+            read_tiles<PARTS>(by_key, by_query, chunk);
+#pragma unroll
+        for (int h = 0; h < tile_rows; h++) {
+            w.retained[h] = CHANNEL ? 1 : m.retained;
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int i = tile_column(lane(), e);
+                w.key[h][e] = by_key.at[tile_index(h, e)] * m.key_factor[i];
+                w.query[h][e] = by_query.at[tile_index(h, e)] * m.query_factor[i];
+                w.written[h][e] = 0;
+            }
+        }
+    }
+
+    template <bool RULE>
+    FWA_METHOD void walk(Walk &w, const ChunkMatrices &m) const
+    {
+        const bool decayed = a.prediction == DECAYED, after = a.read == AFTER_WRITE;
+#pragma unroll
+        for (int t = 0; t < TILE; t++)
+            if (CHANNEL)
+                walk_channel_step<RULE>(w, m, t, decayed, after);
+            else
+                walk_head_step<RULE>(w, m, t);
+    }
+
+    template <int WRITTEN>
+    FWA_METHOD void write_tiles(const Walk &w, const Sum &written, const uint16_t *keys)
+    {
+        Parts<WRITTEN> left;
+        tile_left<WRITTEN>(left, written);
+#pragma unroll
+        for (int j = 0; j < tiles; j++) {
+#pragma unroll
+            for (int h = 0; h < tile_rows; h++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    state[j].at[tile_index(h, e)] *= w.retained[h];
+            tile_multiply_turned<WRITTEN, PARTS>(state[j], left, keys + j * TILE, stride, plane);
+        }
+    }
+
+    FWA_METHOD void write_state(const Walk &w, const ChunkMatrices &m, const uint16_t *keys)
+    {
+        Sum written;
+#pragma unroll
+        for (int h = 0; h < tile_rows; h++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                written.at[tile_index(h, e)] = w.written[h][e] *
+                                               m.write_factor[tile_column(lane(), e)];
+        if (w.exact)
+            write_tiles<PARTS == 1 ? 2 : PARTS>(w, written, keys);
+        else
+            write_tiles<PARTS>(w, written, keys);
+    }
+
+    FWA_METHOD void write_outputs(const Walk &w, const ChunkMatrices &m, int64_t t0, int n) const
+    {
+#pragma unroll
+        for (int h = 0; h < tile_rows; h++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int i = tile_column(lane(), e);
+                const float denominator = a.normalizer ? m.denominator[i] : 1;
+                if (i < n && has_column(h))
+                    store(a.o, at3(a.o, s.row, s.first + t0 + i, head) + column(h),
+                          denominator != 0 ? a.scale * w.query[h][e] / denominator : 0);
+            }
+    }
+
+    /* z's reads are the others' denominators. */
+    FWA_METHOD void write_denominators(const Walk &w, ChunkMatrices &m) const
+    {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (has_norm(0))
+                m.denominator[tile_column(lane(), e)] = w.query[0][e] + a.eps_attn;
+    }
+
+    FWA_METHOD void compute(int64_t chunk)
+    {
+        ChunkMatrices &m = this->matrices_of(chunk);
+        const int64_t t0 = this->start(chunk);
+        const int n = this->count(chunk);
+        Walk w;
+        load_values(w, t0, n);
+        w.exact = PARTS == 1 && m.gain > exact_gain;
+        if (CHANNEL)
+            load_gates(w, m, t0, n);
+        w.exact &= PARTS == 1 && a.objective == REGRESSION;
+        read_state(w, m, chunk);
+        if (a.objective == REGRESSION)
+            walk<true>(w, m);
+        else
+            walk<false>(w, m);
+        if (a.normalizer) {
+            write_denominators(w, m);
+            barrier();
+        }
+        write_outputs(w, m, t0, n);
+        write_state(w, m, this->keys_of(chunk));
+        if (t0 + n == s.commit)
+            store_state();
+    }
+};
+
+/* ---- The loop ---- */
+
+/* Waves 0 .. computing - 1 compute, the last of them z where there is one. */
+template <int PARTS, int DIM, bool CHANNEL>
+FWA_DEVICE void chunk_loop(const Chunks<PARTS, DIM> &chunks, int64_t column0, int computing)
+{
+    constexpr int slots = Chunks<PARTS, DIM>::slots, ahead = slots - 1;
+    const fwa_gpu_args &a = chunks.a;
+    const int place = thread() / wave, role = place - computing;
+    const ChunkLoader<PARTS, DIM> loader(chunks);
+    const ChunkPreparer<PARTS, DIM, CHANNEL> preparer(chunks);
+    ChunkComputer<PARTS, DIM, CHANNEL> computer(chunks, column0 + place * TILE,
+                                                a.normalizer && role == -1);
+    if (role < 0) {
+        computer.load_state();
+        if (chunks.s.commit == 0)
+            computer.copy_state();
+    }
+    for (int64_t chunk = -ahead; chunk < 0 || chunks.exists(chunk); chunk++) {
+        if (role == (slots == 3) && chunks.exists(chunk + ahead))
+            loader.load_chunk(chunk + ahead);
+        if (role == 0 && slots < 3)
+            wave_barrier();
+        if (role == 0 && chunks.exists(chunk + (slots > 1)))
+            preparer.prepare(chunk + (slots > 1));
+        if (slots == 1)
+            barrier();
+        if (role < 0 && chunk >= 0)
+            computer.compute(chunk);
+        else if (chunk >= 0 && a.normalizer)
+            barrier();
+        barrier();
+    }
+}
+
+} // namespace fwa
+
+#endif
