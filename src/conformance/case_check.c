@@ -24,20 +24,13 @@ static const struct {
     const char *backend;
     int32_t form, dtype;
 } gaps[] = {
-    {"cpu", ANY, FWA_DTYPE_F64},
-    {"cuda", ANY, FWA_DTYPE_F64},
-    {"cuda", FWA_FORM_MASKED, ANY},
-    {"cuda", FWA_FORM_CHUNKED, ANY},
-    {"emulated32", ANY, FWA_DTYPE_F64},
-    {"emulated32", FWA_FORM_MASKED, ANY},
-    {"emulated32", FWA_FORM_CHUNKED, ANY},
-    {"emulated64", ANY, FWA_DTYPE_F64},
-    {"emulated64", FWA_FORM_MASKED, ANY},
-    {"emulated64", FWA_FORM_CHUNKED, ANY},
-    {"hip", ANY, FWA_DTYPE_F64},
-    {"hip", FWA_FORM_MASKED, ANY},
-    {"hip", FWA_FORM_CHUNKED, ANY},
-    {"reference", FWA_FORM_MASKED, ANY},
+    {"cpu", ANY, FWA_DTYPE_F64},           {"cuda", ANY, FWA_DTYPE_F64},
+    {"cuda", FWA_FORM_MASKED, ANY},        {"cuda", FWA_FORM_CHUNKED, ANY},
+    {"emulated32", ANY, FWA_DTYPE_F64},    {"emulated32", FWA_FORM_MASKED, ANY},
+    {"emulated32", FWA_FORM_CHUNKED, ANY}, {"emulated64", ANY, FWA_DTYPE_F64},
+    {"emulated64", FWA_FORM_MASKED, ANY},  {"emulated64", FWA_FORM_CHUNKED, ANY},
+    {"hip", ANY, FWA_DTYPE_F64},           {"hip", FWA_FORM_MASKED, ANY},
+    {"hip", FWA_FORM_CHUNKED, ANY},        {"reference", FWA_FORM_MASKED, ANY},
     {"reference", FWA_FORM_CHUNKED, ANY},
 };
 

@@ -25,8 +25,8 @@ static fwa_gpu_view view_of(const fwa_tensor *tensor)
 
 static fwa_gpu_carry carry_of(const fwa_carry *carry)
 {
-    const fwa_gpu_carry views = {view_of(&carry->seen),     view_of(&carry->state),
-                                 view_of(&carry->prev_key), view_of(&carry->tail_key),
+    const fwa_gpu_carry views = {view_of(&carry->seen),       view_of(&carry->state),
+                                 view_of(&carry->prev_key),   view_of(&carry->tail_key),
                                  view_of(&carry->tail_value), view_of(&carry->norm)};
     return views;
 }
@@ -46,35 +46,36 @@ static int64_t pool_rows(const fwa_carry *carry)
 static fwa_gpu_args problem_args(const fwa_gpu_plan *plan, const fwa_call *call)
 {
     const fwa_problem *p = &plan->problem;
-    const fwa_gpu_args args = {.objective = p->objective,
-                               .dynamics = p->dynamics,
-                               .window = p->window,
-                               .alignment = p->alignment,
-                               .read = p->read,
-                               .step = p->step,
-                               .ridge = p->ridge,
-                               .prediction = p->prediction,
-                               .qk_norm = p->qk_norm,
-                               .phi = p->phi,
-                               .normalizer = p->normalizer,
-                               .heads_query = p->heads_query,
-                               .heads_key = p->heads_key,
-                               .heads_value = p->heads_value,
-                               .key_dim = p->key_dim,
-                               .value_dim = p->value_dim,
-                               .eps = (float)p->eps,
-                               .decay_floor = (float)p->decay_floor,
-                               .scale = (float)p->scale,
-                               .norm_eps = (float)p->norm_eps,
-                               .eps_attn = (float)p->eps_attn,
-                               .batch = call->extent.batch,
-                               .tokens = call->extent.tokens,
-                               .sequences = call->extent.sequences,
-                               .columns = FWA_GPU_COLUMNS,
-                               .blocks = fwa_gpu_blocks(p),
-                               .chunk_columns = fwa_gpu_chunk_columns(p),
-                               .chunk_blocks = (int32_t)divide_up(p->value_dim, fwa_gpu_chunk_columns(p)),
-                               .short_tokens = plan->chunked ? SHORT_TOKENS : INT64_MAX};
+    const fwa_gpu_args args = {
+        .objective = p->objective,
+        .dynamics = p->dynamics,
+        .window = p->window,
+        .alignment = p->alignment,
+        .read = p->read,
+        .step = p->step,
+        .ridge = p->ridge,
+        .prediction = p->prediction,
+        .qk_norm = p->qk_norm,
+        .phi = p->phi,
+        .normalizer = p->normalizer,
+        .heads_query = p->heads_query,
+        .heads_key = p->heads_key,
+        .heads_value = p->heads_value,
+        .key_dim = p->key_dim,
+        .value_dim = p->value_dim,
+        .eps = (float)p->eps,
+        .decay_floor = (float)p->decay_floor,
+        .scale = (float)p->scale,
+        .norm_eps = (float)p->norm_eps,
+        .eps_attn = (float)p->eps_attn,
+        .batch = call->extent.batch,
+        .tokens = call->extent.tokens,
+        .sequences = call->extent.sequences,
+        .columns = FWA_GPU_COLUMNS,
+        .blocks = fwa_gpu_blocks(p),
+        .chunk_columns = fwa_gpu_chunk_columns(p),
+        .chunk_blocks = (int32_t)divide_up(p->value_dim, fwa_gpu_chunk_columns(p)),
+        .short_tokens = plan->chunked ? SHORT_TOKENS : INT64_MAX};
     return args;
 }
 
@@ -136,10 +137,9 @@ static void launch(launcher *to, fwa_gpu_kernel_id id, int64_t blocks)
     const fwa_gpu_kernel *kernel = &to->plan->kernels[id];
     if (to->status != FWA_OK || blocks <= 0)
         return;
-    to->status = fwa_gpu_driver_table.launch(to->plan->device->driver, kernel->kernel,
-                                             blocks > INT32_MAX ? INT32_MAX : blocks,
-                                             kernel->threads, kernel->shared, to->stream, to->args,
-                                             sizeof *to->args, to->message);
+    to->status = fwa_gpu_driver_table.launch(
+        to->plan->device->driver, kernel->kernel, blocks > INT32_MAX ? INT32_MAX : blocks,
+        kernel->threads, kernel->shared, to->stream, to->args, sizeof *to->args, to->message);
 }
 
 static void launch_statistic(launcher *to)

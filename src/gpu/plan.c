@@ -55,7 +55,7 @@ typedef enum {
 
 static const struct {
     const char *name;
-    bool by_dim; /* "_64", "_128" or "_256" follows */
+    bool by_dim;     /* "_64", "_128" or "_256" follows */
     int32_t threads; /* 0: FWA_GPU_CHUNK_WAVES waves */
     sharing shared;
     bool (*needed)(const fwa_problem *p);
@@ -161,8 +161,7 @@ fwa_status fwa_gpu_make_plan(void *device, const fwa_problem *p, int32_t lanes, 
                  plan->chunked && pass == FWA_PASS_FORWARD ? "chunked/16" : "recurrent",
                  p->objective == FWA_OBJECTIVE_REGRESSION ? "regression" : "inner_product",
                  p->dynamics == FWA_DYNAMICS_PER_HEAD ? "head" : "channel", (int)p->window,
-                 type_name(p),
-                 pass == FWA_PASS_FORWARD ? "forward" : "backward");
+                 type_name(p), pass == FWA_PASS_FORWARD ? "forward" : "backward");
     *result = plan;
     return FWA_OK;
 }

@@ -31,7 +31,7 @@ static const int32_t forms[] = {FWA_FORM_RECURRENT, FWA_FORM_MASKED, FWA_FORM_CH
                                 FWA_FORM_AUTO};
 static const char *const verdicts[] = {"ok", "gap", "FAIL"};
 
-#define FORMS ((int64_t)(sizeof forms / sizeof *forms))
+#define FORMS      ((int64_t)(sizeof forms / sizeof *forms))
 #define EVERY_FORM (-1)
 
 /* The automatic choice is one of the other forms; but where a backend lacks the chunked one, what it
@@ -41,8 +41,8 @@ static int is_wanted(const check_run *all, const conformance_case *c, int32_t fo
     const selection *want = &all->want;
     const int every = want->form == EVERY_FORM &&
                       (form != FWA_FORM_AUTO ||
-                       conformance_declared_gap(fwa_context_backend(all->context),
-                                                FWA_FORM_CHUNKED, c->problem.dtype));
+                       conformance_declared_gap(fwa_context_backend(all->context), FWA_FORM_CHUNKED,
+                                                c->problem.dtype));
     return (every || want->form == form) &&
            (want->dtype == FWA_DTYPE_NONE || want->dtype == c->problem.dtype) &&
            (want->filter == NULL || fnmatch(want->filter, c->name, 0) == 0);

@@ -25,13 +25,13 @@
 #include "../op/workspace.h"
 #include "../tile/tile.h"
 
-namespace fwa {
+namespace fwa
+{
 
 static_assert(2 * sizeof(ChunkMatrices) <= FWA_GPU_CHUNK_MATRICES, "room for a chunk's matrices");
 
 /* What all waves know of a sequence's chunks. */
-template <int PARTS, int DIM>
-struct Chunks {
+template <int PARTS, int DIM> struct Chunks {
     static constexpr int tiles = DIM / TILE;
     static constexpr int stride = DIM + 8; /* eight rows of 16 bytes then lie in all banks */
     static constexpr int plane = TILE * stride;
@@ -42,6 +42,7 @@ struct Chunks {
     Sequence s;
     int64_t head, key, query;
     int64_t first; /* pair */
+    int64_t lead;  /* tokens seen in the first chunk */
     int64_t cut;   /* the chunk, counted without it, that the committed token ends within */
     ChunkMatrices *matrices;
     uint16_t *sides;
@@ -53,6 +54,7 @@ struct Chunks {
           sides((uint16_t *)(shared() + FWA_GPU_CHUNK_MATRICES))
     {
         const int64_t on_grid = s.commit + s.seen % TILE;
+        lead = s.seen % TILE;
         cut = on_grid % TILE != 0 && s.commit < s.length ? on_grid / TILE : INT64_MAX;
     }
 
@@ -61,7 +63,7 @@ struct Chunks {
         if (chunk == cut + 1 && cut != INT64_MAX)
             return s.commit;
         const int64_t whole = chunk > cut ? chunk - 1 : chunk;
-        return whole == 0 ? 0 : whole * TILE - s.seen % TILE;
+        return whole == 0 ? 0 : whole * TILE - lead;
     }
 
     FWA_METHOD bool exists(int64_t chunk) const
@@ -77,7 +79,7 @@ struct Chunks {
 
     FWA_METHOD uint16_t *keys_of(int64_t chunk) const
     {
-        return sides + chunk % slots * 2 * side;
+        return sides + (int)((uint32_t)chunk % slots) * 2 * side;
     }
 
     FWA_METHOD uint16_t *queries_of(int64_t chunk) const
@@ -87,14 +89,13 @@ struct Chunks {
 
     FWA_METHOD ChunkMatrices &matrices_of(int64_t chunk) const
     {
-        return matrices[chunk % 2];
+        return matrices[(int)((uint32_t)chunk % 2)];
     }
 };
 
 /* ---- The loader ---- */
 
-template <int PARTS, int DIM>
-struct ChunkLoader : Chunks<PARTS, DIM> {
+template <int PARTS, int DIM> struct ChunkLoader : Chunks<PARTS, DIM> {
     using Base = Chunks<PARTS, DIM>;
     using Base::a, Base::s, Base::first, Base::stride, Base::plane;
 
@@ -112,21 +113,49 @@ struct ChunkLoader : Chunks<PARTS, DIM> {
         }
     }
 
-    FWA_METHOD void convert_row(const Row &row, bool given, uint16_t *to) const
+    /* Some rows at once, so that a row does not wait for the one before. */
+    static constexpr int batch = DIM > 128 ? 4 : 8, shares = DIM / wave;
+
+    /* Rows i0 .. i0 + batch - 1 of keys or queries, whatever their type and strides. */
+    template <bool KEYS> FWA_METHOD void convert_rows(int64_t t0, int n, int i0, uint16_t *to) const
     {
-        float share = 0, inverse = 1;
-        if (a.phi == ELU1 && given) {
-            for (int d = lane(); d < a.key_dim; d += wave) {
-                const float u = load(row, d);
-                share += u * u;
+        float value[batch][shares];
+#pragma unroll
+        for (int i = 0; i < batch; i++) {
+            const int64_t t = t0 + i0 + i;
+            const bool given = i0 + i < n && (!KEYS || t >= first);
+            const Row row = !given ? Row()
+                            : KEYS ? key_row(a, s, this->key, t)
+                                   : query_row(a, s, this->query, t);
+#pragma unroll
+            for (int e = 0; e < shares; e++) {
+                const int d = lane() + e * wave;
+                value[i][e] = given && d < a.key_dim ? load(row, d) : 0;
             }
-            inverse = feature_inverse(a, share);
         }
-        for (int d = lane(); d < DIM; d += wave) {
-            const bool has = given && d < a.key_dim;
-            const float u = has ? load(row, d) * inverse : 0;
-            put(to, d, has ? feature_map(a, u) : 0);
+#pragma unroll
+        for (int i = 0; i < batch; i++) {
+            float share = 0, inverse = 1;
+            if (a.phi == ELU1) {
+#pragma unroll
+                for (int e = 0; e < shares; e++)
+                    share += value[i][e] * value[i][e];
+                inverse = feature_inverse(a, share);
+            }
+            const bool given = i0 + i < n && (!KEYS || t0 + i0 + i >= first);
+#pragma unroll
+            for (int e = 0; e < shares; e++) {
+                const int d = lane() + e * wave;
+                put(to + (i0 + i) * stride, d,
+                    given && d < a.key_dim ? feature_map(a, value[i][e] * inverse) : 0);
+            }
         }
+    }
+
+    template <bool KEYS> FWA_METHOD void convert_all(int64_t t0, int n, uint16_t *to) const
+    {
+        for (int i0 = 0; i0 < TILE; i0 += batch)
+            convert_rows<KEYS>(t0, n, i0, to);
     }
 
     /* Rows of such a tensor go as they are, 16 bytes at a time. */
@@ -137,41 +166,46 @@ struct ChunkLoader : Chunks<PARTS, DIM> {
                (view.stride[0] | view.stride[1] | view.stride[2]) % 8 == 0;
     }
 
-    FWA_METHOD void copy_row(const Row &row, bool given, uint16_t *to) const
+    /* Rows [begin, end) from the tokens at `offset` on; zeros in the others. */
+    FWA_METHOD void copy_all(const fwa_gpu_view &view, int64_t offset, int begin, int end,
+                             uint16_t *to) const
     {
+        constexpr int pieces = DIM / 8;
         const Four zeros = {{0, 0, 0, 0}};
-        const uint16_t *from = given ? (const uint16_t *)row.view->data + row.offset : nullptr;
-        for (int d = lane() * 8; d < DIM; d += wave * 8)
-            *(Four *)(to + d) = given ? *(const Four *)(from + d) : zeros;
+        const uint16_t *from = (const uint16_t *)view.data + offset;
+#pragma unroll 8
+        for (int e = lane(); e < TILE * pieces; e += wave) {
+            const int i = e / pieces, d = e % pieces * 8;
+            if (i >= begin && i < end)
+                copy_async(to + i * stride + d, from + i * view.stride[1] + d);
+            else
+                *(Four *)(to + i * stride + d) = zeros;
+        }
     }
 
     FWA_METHOD void load_chunk(int64_t chunk) const
     {
         const int64_t t0 = this->start(chunk);
-        const int n = this->count(chunk);
-        const bool plain_keys = plain(a.k), plain_queries = plain(a.q);
-        for (int i = 0; i < TILE; i++) {
-            const int64_t pair = t0 + i;
-            const bool writes = i < n && pair >= first, reads = i < n;
-            const bool of_call = pair > 0 || a.alignment != NEXT_LATENT; /* else prev_key, float32 */
-            const Row keys = writes ? key_row(a, s, this->key, pair) : Row();
-            const Row queries = reads ? query_row(a, s, this->query, t0 + i) : Row();
-            if (plain_keys && of_call)
-                copy_row(keys, writes, this->keys_of(chunk) + i * stride);
-            else
-                convert_row(keys, writes, this->keys_of(chunk) + i * stride);
-            if (plain_queries)
-                copy_row(queries, reads, this->queries_of(chunk) + i * stride);
-            else
-                convert_row(queries, reads, this->queries_of(chunk) + i * stride);
-        }
+        const int n = this->count(chunk), shift = a.alignment == NEXT_LATENT;
+        uint16_t *keys = this->keys_of(chunk), *queries = this->queries_of(chunk);
+        /* The first pair of a call may have prev_key's key, which is float32. */
+        if (plain(a.k) && t0 >= shift)
+            copy_all(a.k, at3(a.k, s.row, s.first + t0 - shift, this->key), 0, n, keys);
+        else if (plain(a.k) && first > 0)
+            copy_all(a.k, at3(a.k, s.row, s.first + t0 - shift, this->key), 1, n, keys);
+        else
+            convert_all<true>(t0, n, keys);
+        if (plain(a.q))
+            copy_all(a.q, at3(a.q, s.row, s.first + t0, this->query), 0, n, queries);
+        else
+            convert_all<false>(t0, n, queries);
+        copy_wait();
     }
 };
 
 /* ---- The preparer ---- */
 
-template <int PARTS, int DIM, bool CHANNEL>
-struct ChunkPreparer : Chunks<PARTS, DIM> {
+template <int PARTS, int DIM, bool CHANNEL> struct ChunkPreparer : Chunks<PARTS, DIM> {
     using Base = Chunks<PARTS, DIM>;
     using Base::a, Base::s, Base::first, Base::stride, Base::plane, Base::head;
 
@@ -189,17 +223,25 @@ struct ChunkPreparer : Chunks<PARTS, DIM> {
         return root != 0 ? 1 / root : 0;
     }
 
-    /* left right^T over the whole depth. */
-    FWA_METHOD void gram(Sum &sum, const uint16_t *left, const uint16_t *right) const
+    /* Products of keys with keys, of queries with keys, and of queries with queries, which only norms
+     * need. */
+    FWA_METHOD void grams(Sum &by_key, Sum &by_query, Sum &squares, int64_t chunk) const
     {
+        const uint16_t *keys = this->keys_of(chunk), *queries = this->queries_of(chunk);
+        const bool norms = a.qk_norm != NORM_NONE && !has_raw_norms();
 #pragma unroll
         for (int i = 0; i < tile_elements; i++)
-            sum.at[i] = 0;
+            by_key.at[i] = by_query.at[i] = squares.at[i] = 0;
 #pragma unroll 2
         for (int j = 0; j < Base::tiles; j++) {
-            Parts<PARTS> operand;
-            tile_load_left<PARTS>(operand, left + j * TILE, stride, plane);
-            tile_multiply<PARTS, PARTS>(sum, operand, right + j * TILE, stride, plane);
+            const uint16_t *key_tile = keys + j * TILE, *query_tile = queries + j * TILE;
+            Parts<PARTS> left, asking;
+            tile_load_left<PARTS>(left, key_tile, stride, plane);
+            tile_load_left<PARTS>(asking, query_tile, stride, plane);
+            tile_multiply<PARTS, PARTS>(by_key, left, key_tile, stride, plane);
+            tile_multiply<PARTS, PARTS>(by_query, asking, key_tile, stride, plane);
+            if (norms)
+                tile_multiply<PARTS, PARTS>(squares, asking, query_tile, stride, plane);
         }
     }
 
@@ -224,56 +266,75 @@ struct ChunkPreparer : Chunks<PARTS, DIM> {
         return a.phi == RELU && a.qk_norm != NORM_NONE;
     }
 
+    /* The inputs of a token's step, which are on their way while products are formed. */
+    struct Gates {
+        float beta, lambda, log_gate;
+        bool writes;
+    };
+
+    FWA_METHOD Gates load_gates(int64_t t0, int n, int i) const
+    {
+        const int64_t t = t0 + i;
+        Gates gates = {1, 0, 0, i < n && t >= first};
+        if (gates.writes) {
+            gates.lambda = gate_input(a.lambda, t, 0);
+            gates.log_gate = gate_input(a.log_gate, t, 0);
+            gates.beta = CHANNEL ? 1 : gate_input(a.beta, t, 1);
+        }
+        return gates;
+    }
+
     /* Norms, energy and, with gates per head, the step of token i; by one lane. Sums of squares come
-     * in energy and query_inverse. */
-    FWA_METHOD void prepare_token(ChunkMatrices &m, int64_t t0, int n, int i) const
+     * in energy and query_inverse. Returns the token's bit where the gain is beyond exact_gain. */
+    FWA_METHOD float prepare_token(ChunkMatrices &m, const Gates &gates, int i) const
     {
         const fwa_decay_knobs_f32 knobs = decay_knobs(a);
-        const int64_t t = t0 + i;
         const float inverse = has_raw_norms() ? m.inverse[i] : inverse_of(m.energy[i]);
         const float energy = m.energy[i] * inverse * inverse;
-        float lambda = 0, gate = 1, eta = 0, gamma = 1;
-        if (i < n && t >= first) {
-            lambda = gate_input(a.lambda, t, 0);
-            gate = expf(fwa_decay_clip_gate_f32(gate_input(a.log_gate, t, 0)));
-            if (!CHANNEL) {
-                const fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(
-                    &knobs, gate_input(a.beta, t, 1), lambda, gate, energy);
-                eta = step.eta;
-                gamma = step.gamma;
-            }
+        const float gate = gates.writes ? expf(fwa_decay_clip_gate_f32(gates.log_gate)) : 1;
+        float eta = 0, gamma = 1;
+        if (gates.writes && !CHANNEL) {
+            const fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(
+                &knobs, gates.beta, gates.lambda, gate, energy);
+            eta = step.eta;
+            gamma = step.gamma;
         }
+        if (!has_raw_norms())
+            m.query_inverse[i] = inverse_of(m.query_inverse[i]);
         m.inverse[i] = inverse;
         m.energy[i] = energy;
-        m.lambda[i] = lambda;
+        m.lambda[i] = gates.lambda;
         m.gate[i] = gate;
         m.eta[i] = eta;
         m.gamma[i] = gamma;
+        return eta * energy > exact_gain ? (float)(1 << i) : 0;
     }
 
     /* Decays from pair i to the tokens behind it, products of gammas; by one lane. The last is the
      * pair's at the chunk's end. Lane 16 has the state's own. Gates per channel are the walk's. */
     FWA_METHOD void prepare_decays(ChunkMatrices &m, int i) const
     {
-        const bool decayed = a.prediction == DECAYED, after = a.read == AFTER_WRITE;
-        float product = 1;
-        if (i < TILE) {
-            for (int t = i; t < TILE; t++) {
-                product = t == i || CHANNEL ? 1 : product * m.gamma[t];
-                m.decay[i * TILE + t] = product;
-            }
-            m.write_factor[i] = product * m.inverse[i];
-            return;
-        }
-        m.gain = 0;
+        float gamma[TILE], product = 1;
+        float *to = i < TILE ? m.decay + i * TILE : m.prefix;
+#pragma unroll
+        for (int t = 0; t < TILE; t++)
+            gamma[t] = CHANNEL ? 1 : m.gamma[t];
+#pragma unroll
         for (int t = 0; t < TILE; t++) {
-            const float before = product, gain = m.eta[t] * m.energy[t];
-            m.gain = gain > m.gain ? gain : m.gain;
-            product *= CHANNEL ? 1 : m.gamma[t];
-            m.key_factor[t] = m.inverse[t] * (decayed ? product : before);
-            m.query_factor[t] = m.query_inverse[t] * (after ? product : before);
+            product *= i == TILE || t > i ? gamma[t] : 1;
+            to[t] = product;
         }
-        m.retained = product;
+        if (i < TILE)
+            m.write_factor[i] = product * m.inverse[i];
+        else
+            m.retained = product;
+    }
+
+    FWA_METHOD void prepare_factors(ChunkMatrices &m, int t) const
+    {
+        const float before = t > 0 ? m.prefix[t - 1] : 1, behind = m.prefix[t];
+        m.key_factor[t] = m.inverse[t] * (a.prediction == DECAYED ? behind : before);
+        m.query_factor[t] = m.query_inverse[t] * (a.read == AFTER_WRITE ? behind : before);
     }
 
     FWA_METHOD void store_matrices(ChunkMatrices &m, const Sum &by_key, const Sum &by_query) const
@@ -325,43 +386,43 @@ struct ChunkPreparer : Chunks<PARTS, DIM> {
     FWA_METHOD void prepare(int64_t chunk) const
     {
         ChunkMatrices &m = this->matrices_of(chunk);
-        const uint16_t *keys = this->keys_of(chunk), *queries = this->queries_of(chunk);
         const int64_t t0 = this->start(chunk);
         const int n = this->count(chunk);
-        Sum by_key, by_query;
-        if (has_raw_norms()) {
+        const Gates gates = load_gates(t0, n, lane() % TILE);
+        Sum by_key, by_query, squares;
+        float exact = 0;
+        if (has_raw_norms())
             raw_norms(m, t0, n);
-        } else {
-            gram(by_query, queries, queries);
-            store_diagonal(by_query, m.query_inverse);
-        }
-        gram(by_key, keys, keys);
+        grams(by_key, by_query, squares, chunk);
+        if (!has_raw_norms())
+            store_diagonal(squares, m.query_inverse);
         store_diagonal(by_key, m.energy);
-        gram(by_query, queries, keys);
         wave_barrier();
-        if (lane() < TILE) {
-            if (!has_raw_norms())
-                m.query_inverse[lane()] = inverse_of(m.query_inverse[lane()]);
-            prepare_token(m, t0, n, lane());
-        }
+        if (lane() < TILE)
+            exact = prepare_token(m, gates, lane());
+        exact = wave_sum(exact);
         wave_barrier();
         if (lane() <= TILE)
             prepare_decays(m, lane());
         wave_barrier();
+        if (lane() < TILE)
+            prepare_factors(m, lane());
+        if (lane() == 0)
+            m.exact = exact;
         store_matrices(m, by_key, by_query);
     }
 };
 
 /* ---- The waves that compute ---- */
 
-template <int PARTS, int DIM, bool CHANNEL>
-struct ChunkComputer : Chunks<PARTS, DIM> {
+template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS, DIM> {
     using Base = Chunks<PARTS, DIM>;
     using Base::a, Base::s, Base::first, Base::stride, Base::plane, Base::head, Base::tiles;
 
     int64_t column0; /* the wave's first value column; value_dim or more: z is its row 0 */
     bool norm;
     Sum state[tiles];
+    uint32_t next_value[tile_rows][4]; /* bits of the next chunk's, on their way */
 
     FWA_METHOD ChunkComputer(const Base &chunks, int64_t column, bool has_norm)
         : Base(chunks), column0(column), norm(has_norm)
@@ -396,7 +457,8 @@ struct ChunkComputer : Chunks<PARTS, DIM> {
                     const int64_t d = j * TILE + tile_column(lane(), e);
                     float value = 0;
                     if (given && d < a.key_dim && has_column(h))
-                        value = load(view, at3(view, s.slot_in, head, d) + column(h) * view.stride[3]);
+                        value = load(view,
+                                     at3(view, s.slot_in, head, d) + column(h) * view.stride[3]);
                     if (given_z && d < a.key_dim && has_norm(h))
                         value = load(z, at2(z, s.slot_in, head) + d * z.stride[2]);
                     state[j].at[tile_index(h, e)] = value;
@@ -442,17 +504,29 @@ struct ChunkComputer : Chunks<PARTS, DIM> {
         }
     }
 
-    FWA_METHOD void load_values(Walk &w, int64_t t0, int n) const
+    /* The offset of the lane's first token and column in v or o. */
+    FWA_METHOD int64_t lane_offset(const fwa_gpu_view &view, int64_t t0) const
     {
+        return at3(view, s.row, s.first + t0 + tile_column(lane(), 0), head) +
+               column(0) * view.stride[3];
+    }
+
+    FWA_METHOD void load_values(int64_t chunk)
+    {
+        const bool given = this->exists(chunk);
+        const int64_t t0 = given ? this->start(chunk) : 0, base = lane_offset(a.v, t0);
+        const int n = given ? this->count(chunk) : 0;
+        const int from = t0 < first ? (int)(first - t0) : 0;
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int i = tile_column(lane(), e);
-                w.value[h][e] = has_norm(h) ? 1 : 0;
-                if (i < n && t0 + i >= first && has_column(h))
-                    w.value[h][e] = load(a.v, at3(a.v, s.row, s.first + t0 + i, head) +
-                                                  column(h) * a.v.stride[3]);
+                next_value[h][e] = 0;
+                if (i >= from && i < n && has_column(h))
+                    next_value[h][e] = load_bits<PARTS>(a.v,
+                                                        base + tile_column_step(e) * a.v.stride[1] +
+                                                            tile_row_step(h) * a.v.stride[3]);
             }
     }
 
@@ -460,7 +534,7 @@ struct ChunkComputer : Chunks<PARTS, DIM> {
     FWA_METHOD void load_gates(Walk &w, const ChunkMatrices &m, int64_t t0, int n) const
     {
         const fwa_decay_knobs_f32 knobs = decay_knobs(a);
-        float beyond = 0;
+        float beyond[tile_rows] = {};
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
@@ -478,55 +552,75 @@ struct ChunkComputer : Chunks<PARTS, DIM> {
                     &knobs, beta, m.lambda[i], m.gate[i], m.energy[i]);
                 w.eta[h][e] = step.eta;
                 w.gamma[h][e] = step.gamma;
-                beyond += step.eta * m.energy[i] > exact_gain;
+                if (step.eta * m.energy[i] > exact_gain)
+                    beyond[h] += (float)(1 << i);
             }
-        w.exact = wave_sum(beyond) > 0;
+        tile_sum_quarters(beyond);
+#pragma unroll
+        for (int h = 0; h < tile_rows; h++)
+            w.exact[h] = (uint32_t)beyond[h];
     }
 
-    /* What the chunk's keys, in regression, and queries read in the state. */
-    template <int KEY_PARTS>
-    FWA_METHOD void read_tiles(Sum &by_key, Sum &by_query, int64_t chunk) const
+    /* What the chunk's keys, in regression, and queries read in the state; and what the keys read in
+     * what the state's rounding leaves. */
+    template <bool EXACT>
+    FWA_METHOD void read_tiles(Sum &by_key, Sum &by_query, Sum &rest, int64_t chunk) const
     {
         const uint16_t *keys = this->keys_of(chunk), *queries = this->queries_of(chunk);
 #pragma unroll
         for (int j = 0; j < tiles; j++) {
-            Parts<KEY_PARTS> left;
+            Parts<PARTS + EXACT> left;
             Parts<PARTS> upper;
-            tile_left<KEY_PARTS>(left, state[j]);
+            Parts<1> lower;
+            tile_left<PARTS + EXACT>(left, state[j]);
 #pragma unroll
             for (int part = 0; part < PARTS; part++)
                 upper.part[part] = left.part[part];
             if (a.objective == REGRESSION)
-                tile_multiply<KEY_PARTS, PARTS>(by_key, left, keys + j * TILE, stride, plane);
+                tile_multiply<PARTS, PARTS>(by_key, upper, keys + j * TILE, stride, plane);
             tile_multiply<PARTS, PARTS>(by_query, upper, queries + j * TILE, stride, plane);
+            if (EXACT) {
+                lower.part[0] = left.part[PARTS];
+                tile_multiply<1, 1>(rest, lower, keys + j * TILE, stride, plane);
+            }
         }
     }
 
-    FWA_METHOD void read_state(Walk &w, const ChunkMatrices &m, int64_t chunk) const
+    FWA_METHOD bool is_exact(const Walk &w) const
     {
-        Sum by_key, by_query;
+        bool any = false;
+#pragma unroll
+        for (int h = 0; h < tile_rows; h++)
+            any |= w.exact[h] != 0;
+        return PARTS == 1 && a.objective == REGRESSION && wave_sum(any) > 0;
+    }
+
+    FWA_METHOD void read_state(Walk &w, const ChunkMatrices &m, int64_t chunk, bool exact) const
+    {
+        Sum by_key, by_query, rest;
 #pragma unroll
         for (int i = 0; i < tile_elements; i++)
-            by_key.at[i] = by_query.at[i] = 0;
-        if (w.exact)
-            read_tiles<PARTS == 1 ? 2 : PARTS>(by_key, by_query, chunk);
+            by_key.at[i] = by_query.at[i] = rest.at[i] = 0;
+        if (exact)
+            read_tiles<PARTS == 1>(by_key, by_query, rest, chunk);
         else
-            read_tiles<PARTS>(by_key, by_query, chunk);
+            read_tiles<false>(by_key, by_query, rest, chunk);
 #pragma unroll
         for (int h = 0; h < tile_rows; h++) {
             w.retained[h] = CHANNEL ? 1 : m.retained;
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int i = tile_column(lane(), e);
-                w.key[h][e] = by_key.at[tile_index(h, e)] * m.key_factor[i];
-                w.query[h][e] = by_query.at[tile_index(h, e)] * m.query_factor[i];
+                const int i = tile_column(lane(), e), at = tile_index(h, e);
+                const bool both = (w.exact[h] & ((2u << i) - 1)) != 0;
+                w.key[h][e] = (both ? by_key.at[at] + rest.at[at] : by_key.at[at]) *
+                              m.key_factor[i];
+                w.query[h][e] = by_query.at[at] * m.query_factor[i];
                 w.written[h][e] = 0;
             }
         }
     }
 
-    template <bool RULE>
-    FWA_METHOD void walk(Walk &w, const ChunkMatrices &m) const
+    template <bool RULE> FWA_METHOD void walk(Walk &w, const ChunkMatrices &m) const
     {
         const bool decayed = a.prediction == DECAYED, after = a.read == AFTER_WRITE;
 #pragma unroll
@@ -553,7 +647,8 @@ struct ChunkComputer : Chunks<PARTS, DIM> {
         }
     }
 
-    FWA_METHOD void write_state(const Walk &w, const ChunkMatrices &m, const uint16_t *keys)
+    FWA_METHOD void write_state(const Walk &w, const ChunkMatrices &m, const uint16_t *keys,
+                                bool exact)
     {
         Sum written;
 #pragma unroll
@@ -562,23 +657,34 @@ struct ChunkComputer : Chunks<PARTS, DIM> {
             for (int e = 0; e < 4; e++)
                 written.at[tile_index(h, e)] = w.written[h][e] *
                                                m.write_factor[tile_column(lane(), e)];
-        if (w.exact)
+        if (exact)
             write_tiles<PARTS == 1 ? 2 : PARTS>(w, written, keys);
         else
             write_tiles<PARTS>(w, written, keys);
     }
 
+    FWA_METHOD void write_output(int64_t offset, float value) const
+    {
+        if (PARTS == 1)
+            ((uint16_t *)a.o.data)[offset] = (uint16_t)tile_round(value, 0);
+        else
+            store(a.o, offset, value);
+    }
+
     FWA_METHOD void write_outputs(const Walk &w, const ChunkMatrices &m, int64_t t0, int n) const
     {
+        const int64_t base = lane_offset(a.o, t0);
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int i = tile_column(lane(), e);
-                const float denominator = a.normalizer ? m.denominator[i] : 1;
+                float value = a.scale * w.query[h][e];
+                if (a.normalizer)
+                    value = m.denominator[i] != 0 ? value / m.denominator[i] : 0;
                 if (i < n && has_column(h))
-                    store(a.o, at3(a.o, s.row, s.first + t0 + i, head) + column(h),
-                          denominator != 0 ? a.scale * w.query[h][e] / denominator : 0);
+                    write_output(base + tile_column_step(e) * a.o.stride[1] + tile_row_step(h),
+                                 value);
             }
     }
 
@@ -597,12 +703,19 @@ struct ChunkComputer : Chunks<PARTS, DIM> {
         const int64_t t0 = this->start(chunk);
         const int n = this->count(chunk);
         Walk w;
-        load_values(w, t0, n);
-        w.exact = PARTS == 1 && m.gain > exact_gain;
+#pragma unroll
+        for (int h = 0; h < tile_rows; h++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                w.value[h][e] = has_norm(h) ? 1 : from_bits<PARTS>(a.v, next_value[h][e]);
+        load_values(chunk + 1);
+#pragma unroll
+        for (int h = 0; h < tile_rows; h++)
+            w.exact[h] = (uint32_t)m.exact;
         if (CHANNEL)
             load_gates(w, m, t0, n);
-        w.exact &= PARTS == 1 && a.objective == REGRESSION;
-        read_state(w, m, chunk);
+        const bool exact = is_exact(w);
+        read_state(w, m, chunk, exact);
         if (a.objective == REGRESSION)
             walk<true>(w, m);
         else
@@ -612,7 +725,7 @@ struct ChunkComputer : Chunks<PARTS, DIM> {
             barrier();
         }
         write_outputs(w, m, t0, n);
-        write_state(w, m, this->keys_of(chunk));
+        write_state(w, m, this->keys_of(chunk), exact);
         if (t0 + n == s.commit)
             store_state();
     }
@@ -633,6 +746,7 @@ FWA_DEVICE void chunk_loop(const Chunks<PARTS, DIM> &chunks, int64_t column0, in
                                                 a.normalizer && role == -1);
     if (role < 0) {
         computer.load_state();
+        computer.load_values(0);
         if (chunks.s.commit == 0)
             computer.copy_state();
     }

@@ -6,7 +6,8 @@
 
 #include "view.h"
 
-namespace fwa {
+namespace fwa
+{
 
 FWA_DEVICE float wave_sum(float value)
 {

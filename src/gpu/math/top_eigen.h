@@ -7,7 +7,8 @@
 
 #include "feature.h"
 
-namespace fwa {
+namespace fwa
+{
 
 /* The matrix squared so often leaves of an eigenvector whose eigenvalue is a 2^-20 smaller e^-16. A
  * rounding error of the k-th square is one of 2^-k of its size in the matrix itself: together they

@@ -10,7 +10,8 @@
 #include "../../common/decay.h"
 #include "../../common/half.h"
 
-namespace fwa {
+namespace fwa
+{
 
 /* Numbers of fwa.h, which device code does not include. */
 enum : int32_t { F32 = 1, BF16 = 2, F16 = 3, I32 = 5, I64 = 6 };
@@ -53,6 +54,24 @@ FWA_DEVICE void store(const fwa_gpu_view &view, int64_t offset, float value)
     else
         ((uint16_t *)view.data)[offset] = view.dtype == BF16 ? fwa_bf16_from_float(value)
                                                              : fwa_f16_from_float(value);
+}
+
+/* The bits of an element, and the element of them, where PARTS (tile/tile.h) says what the type is: so
+ * that nobody waits for a load before its number is needed. */
+template <int PARTS> FWA_DEVICE uint32_t load_bits(const fwa_gpu_view &view, int64_t offset)
+{
+    if (PARTS == 3)
+        return ((const uint32_t *)view.data)[offset];
+    return ((const uint16_t *)view.data)[offset];
+}
+
+template <int PARTS> FWA_DEVICE float from_bits(const fwa_gpu_view &view, uint32_t bits)
+{
+    if (PARTS == 3)
+        return fwa_float_from_bits(bits);
+    if (PARTS == 1 || view.dtype == BF16)
+        return fwa_bf16_to_float((uint16_t)bits);
+    return fwa_f16_to_float((uint16_t)bits);
 }
 
 /* Copies an element bit for bit, or zeroes it. Types are the same. */

@@ -13,7 +13,8 @@
 
 #include "../tile/map.h"
 
-namespace fwa {
+namespace fwa
+{
 
 /* The chunk's matrices and factors, in shared memory; column s of a matrix is 16 floats, ordered so
  * that a lane's four tokens lie together. With gates per head, decays are in them; with gates per
@@ -26,9 +27,10 @@ struct alignas(16) ChunkMatrices {
     float write_factor[TILE];                   /* of what pair s leaves in the state after */
     float inverse[TILE], query_inverse[TILE];   /* of the norms */
     float energy[TILE], lambda[TILE], gate[TILE], eta[TILE], gamma[TILE];
+    float prefix[TILE];      /* per head: of the state from the chunk's start to behind a token */
     float denominator[TILE]; /* z^T q + eps_attn, from the wave that has z */
     float retained;          /* the decay of the state over the chunk; per head */
-    float gain;              /* the greatest eta |x|^2 of its tokens; per head */
+    float exact;             /* bit t: token t's gain is beyond exact_gain; per head */
 };
 
 FWA_DEVICE int walk_place(int s, int t)
@@ -44,12 +46,13 @@ struct Walk {
     float written[tile_rows][4];
     float eta[tile_rows][4], gamma[tile_rows][4]; /* per channel */
     float retained[tile_rows];
-    bool exact; /* what feeds back takes two parts where one is usual */
+    uint32_t exact[tile_rows]; /* bit t: token t's gain is beyond exact_gain */
 };
 
 /* A residual's error e becomes (1 - b) e in the next one with the same key, b = eta |x|^2. Beyond this
  * gain, rounding the state and what is written to bf16 would add up to more than the outputs' own
- * rounding: two parts are taken there. */
+ * rounding: two parts are taken from such a token on, to the chunk's end. (What comes before it must not
+ * depend on it.) */
 constexpr float exact_gain = 1.25f;
 
 /* Broadcasts element e of the lane that has column s to the four lanes of its rows. */
@@ -68,8 +71,7 @@ FWA_DEVICE bool walk_reaches(int lane, int e, int s)
 }
 
 /* Step s with one gate a head. */
-template <bool RULE>
-FWA_DEVICE void walk_head_step(Walk &w, const ChunkMatrices &m, int s)
+template <bool RULE> FWA_DEVICE void walk_head_step(Walk &w, const ChunkMatrices &m, int s)
 {
     const int on = lane(), own = tile_element_of(s), quarter = tile_quarter(on);
     const Four keys = *(const Four *)(m.key + s * TILE + quarter * 4);

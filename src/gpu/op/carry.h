@@ -11,7 +11,8 @@
 #include "../math/view.h"
 #include "workspace.h"
 
-namespace fwa {
+namespace fwa
+{
 
 /* Element e of a part that has `inner` elements a row of its heads, from an input at [token]. */
 FWA_DEVICE float part_element(const fwa_gpu_view &part, int64_t slot, int64_t index, int64_t inner,
@@ -85,9 +86,8 @@ FWA_DEVICE void carry_gather(const fwa_gpu_args &a)
         if (thread() < 2)
             ((uint32_t *)parts.at)[thread()] = (uint32_t)(seen >> (32 * thread()));
         for (int64_t e = thread(); e < parts.prev; e += FWA_GPU_THREADS)
-            prev[e] = s.commit > 0
-                          ? token_element(a.k, s, s.commit - 1, a.key_dim, e)
-                          : part_element(a.carry_in.prev_key, s.slot_in, 0, a.key_dim, e);
+            prev[e] = s.commit > 0 ? token_element(a.k, s, s.commit - 1, a.key_dim, e)
+                                   : part_element(a.carry_in.prev_key, s.slot_in, 0, a.key_dim, e);
         for (int64_t e = thread(); e < tail * parts.keys; e += FWA_GPU_THREADS)
             keys[e] = tail_key_element(a, s, e / parts.keys, e % parts.keys);
         for (int64_t e = thread(); e < tail * parts.values; e += FWA_GPU_THREADS)
@@ -111,9 +111,8 @@ FWA_DEVICE void carry_scatter(const fwa_gpu_args &a)
     const fwa_gpu_carry &out = a.carry_out;
     const int64_t tail = a.window - 1;
     for (int64_t n = block(); n < a.sequences; n += grid()) {
-        const int64_t slot = present(a.slot_out) || present(a.slot_in)
-                                 ? sequence_get(a, n).slot_out
-                                 : n;
+        const int64_t slot = present(a.slot_out) || present(a.slot_in) ? sequence_get(a, n).slot_out
+                                                                       : n;
         const CarryParts parts(a, n);
         const float *prev = parts.at + 2, *keys = prev + parts.prev;
         const float *values = keys + tail * parts.keys;

@@ -7,10 +7,10 @@
 
 #include "../loop/chunk.h"
 
-namespace fwa {
+namespace fwa
+{
 
-template <int PARTS, int DIM, bool CHANNEL>
-FWA_DEVICE void chunk_forward(const fwa_gpu_args &a)
+template <int PARTS, int DIM, bool CHANNEL> FWA_DEVICE void chunk_forward(const fwa_gpu_args &a)
 {
     const int64_t units = a.sequences * a.heads_value * a.chunk_blocks;
     for (int64_t unit = block(); unit < units; unit += grid()) {
@@ -29,12 +29,12 @@ FWA_DEVICE void chunk_forward(const fwa_gpu_args &a)
 
 /* Of rows of up to 128 dimensions two blocks fit on a processor. */
 #define FWA_CHUNK_FORWARD(parts, dim)                                                              \
-    FWA_KERNEL_RESIDENT(chunk_forward_head_##parts##_##dim, FWA_GPU_CHUNK_WAVES *fwa::wave,         \
+    FWA_KERNEL_RESIDENT(chunk_forward_head_##parts##_##dim, FWA_GPU_CHUNK_WAVES *fwa::wave,        \
                         dim > 128 ? 1 : 2)                                                         \
     {                                                                                              \
         fwa::chunk_forward<parts, dim, false>(args);                                               \
     }                                                                                              \
-    FWA_KERNEL_RESIDENT(chunk_forward_channel_##parts##_##dim, FWA_GPU_CHUNK_WAVES *fwa::wave,      \
+    FWA_KERNEL_RESIDENT(chunk_forward_channel_##parts##_##dim, FWA_GPU_CHUNK_WAVES *fwa::wave,     \
                         dim > 128 ? 1 : 2)                                                         \
     {                                                                                              \
         fwa::chunk_forward<parts, dim, true>(args);                                                \

@@ -8,7 +8,8 @@
 #include "../math/feature.h"
 #include "workspace.h"
 
-namespace fwa {
+namespace fwa
+{
 
 /* grad = the sum of `count` rows of D floats that lie `stride` apart. */
 FWA_DEVICE void sum_shares(const fwa_gpu_args &a, const float *share, int64_t count, int64_t stride,
@@ -23,7 +24,8 @@ FWA_DEVICE void sum_shares(const fwa_gpu_args &a, const float *share, int64_t co
     wave_barrier();
 }
 
-FWA_DEVICE void add_row(const fwa_gpu_args &a, const fwa_gpu_view &view, int64_t offset, float *grad)
+FWA_DEVICE void add_row(const fwa_gpu_args &a, const fwa_gpu_view &view, int64_t offset,
+                        float *grad)
 {
     for (int d = lane(); present(view) && d < a.key_dim; d += wave)
         grad[d] += load(view, offset + d * view.stride[view.rank - 1]);

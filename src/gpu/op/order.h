@@ -16,15 +16,15 @@
 
 #include "recurrent.h"
 
-namespace fwa {
+namespace fwa
+{
 
 enum : int32_t { ORDER_KEEP = -1, ORDER_KEPT = 1 << 30 };
 
 FWA_DEVICE void order_successors(const fwa_gpu_args &a)
 {
     const int64_t all = a.sequences;
-    for (int64_t n = block() * FWA_GPU_THREADS + thread(); n < all;
-         n += grid() * FWA_GPU_THREADS) {
+    for (int64_t n = block() * FWA_GPU_THREADS + thread(); n < all; n += grid() * FWA_GPU_THREADS) {
         const int64_t slot = sequence_get(a, n).slot_in;
         int32_t successor = -1, before = 0;
         const int64_t written = sequence_get(a, n).slot_out;
@@ -74,8 +74,7 @@ FWA_DEVICE void order_list(const fwa_gpu_args &a)
 }
 
 /* The rows of the list, in its order, for one head and block of columns. */
-template <int ROWS>
-FWA_DEVICE void recurrent_ordered(const fwa_gpu_args &a)
+template <int ROWS> FWA_DEVICE void recurrent_ordered(const fwa_gpu_args &a)
 {
     const int32_t *list = a.order + 3 * a.sequences;
     const int32_t count = list[2 * a.sequences];

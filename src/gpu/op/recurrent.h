@@ -15,10 +15,10 @@
 #include "../math/feature.h"
 #include "workspace.h"
 
-namespace fwa {
+namespace fwa
+{
 
-template <int ROWS>
-struct Recurrent {
+template <int ROWS> struct Recurrent {
     static constexpr int padded = FWA_GPU_ROW_GROUPS * ROWS;
     static constexpr int columns = FWA_GPU_COLUMNS;
     static constexpr int waves = FWA_GPU_THREADS / wave;
@@ -34,8 +34,8 @@ struct Recurrent {
 
     FWA_METHOD Recurrent(const fwa_gpu_args &args, int64_t n, int64_t value_head, int64_t unit)
         : a(args), s(sequence_get(args, n)), head(value_head), key(key_head(args, value_head)),
-          query(query_head(args, value_head)), column0(unit * columns),
-          first(first_pair(args, s)), row(thread() / 8), column(thread() % 8 * 4), turn(0)
+          query(query_head(args, value_head)), column0(unit * columns), first(first_pair(args, s)),
+          row(thread() / 8), column(thread() % 8 * 4), turn(0)
     {
         const int pairs = a.window - 1 + FWA_GPU_TOKENS;
         x = (float *)shared();
@@ -107,8 +107,8 @@ struct Recurrent {
             if (!has_row(r) || !has_column(0))
                 continue;
             if (fours) {
-                *(Four *)((float *)view.data + state_at(view, slot, r)) =
-                    Four{{state[r][0], state[r][1], state[r][2], state[r][3]}};
+                *(Four *)((float *)view.data + state_at(view, slot, r)) = Four{
+                    {state[r][0], state[r][1], state[r][2], state[r][3]}};
                 continue;
             }
 #pragma unroll
@@ -257,8 +257,7 @@ struct Recurrent {
 
     /* Each thread's shares of N vectors of its four columns become the sums over all rows, the same
      * in each thread of a column. */
-    template <int N>
-    FWA_METHOD void sum_rows(float (&share)[4 * N])
+    template <int N> FWA_METHOD void sum_rows(float (&share)[4 * N])
     {
         float *at = sums + turn * waves * FWA_GPU_SUMS * columns;
         turn ^= 1; /* a barrier lies between two uses of either half */
@@ -318,7 +317,7 @@ struct Recurrent {
         }
     }
 
-        FWA_METHOD void add_pair(const float *pair, const float (&written)[4])
+    FWA_METHOD void add_pair(const float *pair, const float (&written)[4])
     {
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
@@ -483,8 +482,7 @@ struct Recurrent {
     }
 };
 
-template <int ROWS>
-FWA_DEVICE void recurrent_forward(const fwa_gpu_args &a)
+template <int ROWS> FWA_DEVICE void recurrent_forward(const fwa_gpu_args &a)
 {
     const int64_t units = a.sequences * a.heads_value * a.blocks;
     for (int64_t unit = block(); unit < units; unit += grid()) {

@@ -12,10 +12,10 @@
 
 #include "recurrent.h"
 
-namespace fwa {
+namespace fwa
+{
 
-template <int ROWS>
-struct RecurrentBackward : Recurrent<ROWS> {
+template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
     using Base = Recurrent<ROWS>;
     using Base::a, Base::s, Base::head, Base::key, Base::column0, Base::first, Base::row;
     using Base::column, Base::state, Base::norm, Base::eta, Base::gamma, Base::q, Base::rest;
@@ -53,8 +53,8 @@ struct RecurrentBackward : Recurrent<ROWS> {
     {
         for (int r = 0; r < ROWS; r++) {
             const int d = row + r * FWA_GPU_ROW_GROUPS;
-            *(Four *)(at + d * columns + column) =
-                Four{{state[r][0], state[r][1], state[r][2], state[r][3]}};
+            *(Four *)(at + d * columns +
+                      column) = Four{{state[r][0], state[r][1], state[r][2], state[r][3]}};
             if (column == 0)
                 at[padded * columns + d] = norm[r];
         }
@@ -125,8 +125,7 @@ struct RecurrentBackward : Recurrent<ROWS> {
     }
 
     /* A sum over the block's columns from shares of each thread's four. */
-    template <int N>
-    FWA_METHOD void sum_columns(float (&share)[N]) const
+    template <int N> FWA_METHOD void sum_columns(float (&share)[N]) const
     {
         sum_lanes<1, 8>(share);
     }
@@ -306,8 +305,7 @@ struct RecurrentBackward : Recurrent<ROWS> {
                 sum_columns(share);
                 if (column == 0)
                     add_key_share(t, j, row + r * FWA_GPU_ROW_GROUPS,
-                                  share[0] +
-                                      (a.normalizer ? eta[i * columns] * norm_grad[r] : 0));
+                                  share[0] + (a.normalizer ? eta[i * columns] * norm_grad[r] : 0));
             }
         }
     }
@@ -475,10 +473,9 @@ struct RecurrentBackward : Recurrent<ROWS> {
             this->stage(t0 + b, count);
             for (int e = thread(); e < count * columns; e += FWA_GPU_THREADS) {
                 const int64_t at = s.first + t0 + b + e / columns, c = column0 + e % columns;
-                o_grads[e] = c < a.value_dim
-                                 ? load(a.o_grad, at3(a.o_grad, s.row, at, head) +
-                                                      c * a.o_grad.stride[3])
-                                 : 0;
+                o_grads[e] = c < a.value_dim ? load(a.o_grad, at3(a.o_grad, s.row, at, head) +
+                                                                  c * a.o_grad.stride[3])
+                                             : 0;
             }
             barrier();
             for (int i = count - 1; i >= 0; i--) {
@@ -519,8 +516,7 @@ struct RecurrentBackward : Recurrent<ROWS> {
     }
 };
 
-template <int ROWS>
-FWA_DEVICE void recurrent_backward(const fwa_gpu_args &a)
+template <int ROWS> FWA_DEVICE void recurrent_backward(const fwa_gpu_args &a)
 {
     const int64_t units = a.sequences * a.heads_value * a.blocks;
     for (int64_t unit = block(); unit < units; unit += grid()) {

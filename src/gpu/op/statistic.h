@@ -10,7 +10,8 @@
 #include "../math/top_eigen.h"
 #include "workspace.h"
 
-namespace fwa {
+namespace fwa
+{
 
 struct Statistic {
     const fwa_gpu_args &a;
@@ -87,7 +88,8 @@ FWA_DEVICE void statistic(const fwa_gpu_args &a)
         const Statistic work(a, unit % a.heads_key);
         const int64_t row = unit / a.heads_key / tiles;
         int64_t at = unit / a.heads_key % tiles * FWA_GPU_STATISTIC_TOKENS;
-        const int64_t end = at + FWA_GPU_STATISTIC_TOKENS < a.tokens ? at + FWA_GPU_STATISTIC_TOKENS : a.tokens;
+        const int64_t end = at + FWA_GPU_STATISTIC_TOKENS < a.tokens ? at + FWA_GPU_STATISTIC_TOKENS
+                                                                     : a.tokens;
         while (at < end) {
             const Sequence s = sequence_get(a, sequence_of(a, row, at));
             const int64_t rest = s.first + s.length - at;

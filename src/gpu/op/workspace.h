@@ -25,11 +25,11 @@
 
 enum {
     FWA_GPU_THREADS = 128,
-    FWA_GPU_ROW_GROUPS = 16, /* of a block's threads, which hold rows 16 apart */
-    FWA_GPU_COLUMNS = 32,    /* value columns of a block, four to a thread */
-    FWA_GPU_TOKENS = 4,      /* staged in shared memory at once */
-    FWA_GPU_SEGMENT = 64,    /* tokens between the states that the backward keeps */
-    FWA_GPU_SUMS = 4,        /* vectors that are summed over rows at once */
+    FWA_GPU_ROW_GROUPS = 16,     /* of a block's threads, which hold rows 16 apart */
+    FWA_GPU_COLUMNS = 32,        /* value columns of a block, four to a thread */
+    FWA_GPU_TOKENS = 4,          /* staged in shared memory at once */
+    FWA_GPU_SEGMENT = 64,        /* tokens between the states that the backward keeps */
+    FWA_GPU_SUMS = 4,            /* vectors that are summed over rows at once */
     FWA_GPU_CHUNK_COMPUTING = 4, /* waves of the chunked kernels that have 16 value columns each, */
     FWA_GPU_CHUNK_WAVES = 6,     /* and all: one loads, one prepares */
     FWA_GPU_CHUNK_MATRICES = 8192, /* bytes for the matrices of two chunks */
@@ -40,9 +40,9 @@ enum {
 
 /* Bytes of the keys and queries of a chunk of 16 tokens, in so many bf16 parts and in rows of a
  * multiple of 64 dimensions with 16 bytes behind; and how many chunks fit. */
-#define FWA_GPU_CHUNK_BYTES(parts, dim) (2 * (parts) * 16 * ((dim) + 8) * 2)
+#define FWA_GPU_CHUNK_BYTES(parts, dim) (2 * (parts)*16 * ((dim) + 8) * 2)
 #define FWA_GPU_CHUNK_FIT(parts, dim, limit)                                                       \
-    (((limit) - FWA_GPU_CHUNK_MATRICES) / FWA_GPU_CHUNK_BYTES(parts, dim))
+    (((limit)-FWA_GPU_CHUNK_MATRICES) / FWA_GPU_CHUNK_BYTES(parts, dim))
 #define FWA_GPU_CHUNK_SLOTS(parts, dim, limit)                                                     \
     (FWA_GPU_CHUNK_FIT(parts, dim, limit) < 3 ? FWA_GPU_CHUNK_FIT(parts, dim, limit) : 3)
 
@@ -51,10 +51,10 @@ static inline int32_t fwa_gpu_recurrent_floats(int32_t window, int32_t padded, i
                                                int32_t backward)
 {
     const int32_t pairs = window - 1 + FWA_GPU_TOKENS;
-    int32_t floats = (pairs + FWA_GPU_TOKENS) * padded;   /* x, q */
+    int32_t floats = (pairs + FWA_GPU_TOKENS) * padded;                /* x, q */
     floats += (pairs + 2 * FWA_GPU_TOKENS + window) * FWA_GPU_COLUMNS; /* v, eta, gamma, w */
-    floats += pairs + FWA_GPU_TOKENS * window;            /* squares, scores */
-    floats += 2 * waves * FWA_GPU_SUMS * FWA_GPU_COLUMNS; /* sums */
+    floats += pairs + FWA_GPU_TOKENS * window;                         /* squares, scores */
+    floats += 2 * waves * FWA_GPU_SUMS * FWA_GPU_COLUMNS;              /* sums */
     if (backward) /* what L says of the window's pairs, gradients of their values, of outputs */
         floats += (2 * window + FWA_GPU_TOKENS) * FWA_GPU_COLUMNS;
     return floats;
@@ -70,7 +70,8 @@ static inline int32_t fwa_gpu_statistic_floats(int32_t window, int32_t key_dim, 
 #ifdef __CUDACC__
 __host__ __device__
 #endif
-static inline int64_t fwa_gpu_carry_floats(const fwa_gpu_args *a)
+    static inline int64_t
+    fwa_gpu_carry_floats(const fwa_gpu_args *a)
 {
     const int64_t tail = a->window - 1;
     return 2 + (a->alignment == 0 ? (int64_t)a->heads_key * a->key_dim : 0) +

@@ -18,7 +18,8 @@
 
 #include "../vendor/vendor.h"
 
-namespace fwa {
+namespace fwa
+{
 
 constexpr int TILE = 16;
 constexpr int tile_elements = TILE * TILE / wave; /* of a sum, and of an operand, in a lane */
@@ -39,6 +40,17 @@ FWA_DEVICE int tile_row(int lane, int h)
 FWA_DEVICE int tile_column(int lane, int e)
 {
     return wave == 32 ? lane % 4 * 2 + e % 2 + e / 2 * 8 : lane / 16 * 4 + e;
+}
+
+/* How far the lane's h-th row and e-th column are from its first: constants to the compiler. */
+FWA_DEVICE constexpr int tile_row_step(int h)
+{
+    return wave == 32 ? 8 * h : 0;
+}
+
+FWA_DEVICE constexpr int tile_column_step(int e)
+{
+    return wave == 32 ? e % 2 + e / 2 * 8 : e;
 }
 
 /* Where element (h, e) is in a lane. */
@@ -73,6 +85,15 @@ FWA_DEVICE int tile_right_row(int lane, int j)
 FWA_DEVICE int tile_right_depth(int lane, int j)
 {
     return wave == 32 ? lane % 4 * 2 + j % 2 + j / 2 % 2 * 8 : lane / 16 * 4 + j;
+}
+
+/* Sums over the four lanes that share rows. */
+template <int N> FWA_DEVICE void tile_sum_quarters(float (&values)[N])
+{
+    if (wave == 32)
+        sum_lanes<1, 4>(values);
+    else
+        sum_lanes<16, wave>(values);
 }
 
 /* A part of a tile of sums, and of operands: two bf16 to a word. */

@@ -9,9 +9,11 @@
 
 #include "../../common/half.h"
 
-namespace fwa {
+namespace fwa
+{
 
-namespace emulation {
+namespace emulation
+{
 
 struct product {
     Sum *sum;
@@ -29,11 +31,11 @@ struct product {
             const product *self = static_cast<const product *>(lanes[lane]);
             for (int h = 0; h < tile_rows; h++)
                 for (int e = 0; e < 4; e++)
-                    left[tile_row(lane, h)][tile_column(lane, e)] =
-                        element(*self->left, tile_index(h, e));
+                    left[tile_row(lane, h)][tile_column(lane, e)] = element(*self->left,
+                                                                            tile_index(h, e));
             for (int j = 0; j < tile_elements; j++)
-                right[tile_right_row(lane, j)][tile_right_depth(lane, j)] =
-                    element(*self->right, j);
+                right[tile_right_row(lane, j)][tile_right_depth(lane, j)] = element(*self->right,
+                                                                                    j);
         }
         for (int m = 0; m < TILE; m++)
             for (int n = 0; n < TILE; n++) {

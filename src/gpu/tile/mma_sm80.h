@@ -7,7 +7,8 @@
 
 #include "map.h"
 
-namespace fwa {
+namespace fwa
+{
 
 FWA_DEVICE void tile_product(Sum &sum, const Operand &left, const Operand &right)
 {

@@ -15,10 +15,10 @@
 #include "mma_host.h"
 #endif
 
-namespace fwa {
+namespace fwa
+{
 
-template <int PARTS>
-struct Parts {
+template <int PARTS> struct Parts {
     Operand part[PARTS];
 };
 
@@ -33,8 +33,7 @@ FWA_DEVICE float tile_high(uint32_t pair)
 }
 
 /* A sum as a left operand. */
-template <int PARTS>
-FWA_DEVICE void tile_left(Parts<PARTS> &to, const Sum &from)
+template <int PARTS> FWA_DEVICE void tile_left(Parts<PARTS> &to, const Sum &from)
 {
 #pragma unroll
     for (int i = 0; i < tile_elements / 2; i++) {

@@ -6,14 +6,15 @@
 
 #include "../args.h"
 
-#define FWA_DEVICE static __device__ __forceinline__
-#define FWA_METHOD __device__ __forceinline__
+#define FWA_DEVICE                static __device__ __forceinline__
+#define FWA_METHOD                __device__ __forceinline__
 #define FWA_KERNEL(name, threads) FWA_KERNEL_RESIDENT(name, threads, 1)
 #define FWA_KERNEL_RESIDENT(name, threads, blocks)                                                 \
     extern "C" __global__ void __launch_bounds__(threads, blocks)                                  \
         name(const __grid_constant__ fwa_gpu_args args)
 
-namespace fwa {
+namespace fwa
+{
 
 constexpr int wave = 32;
 
@@ -48,14 +49,25 @@ FWA_DEVICE void wave_barrier()
     __syncwarp();
 }
 
-template <typename T>
-FWA_DEVICE T shuffle(T value, int lane)
+FWA_DEVICE void copy_async(void *to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 :
+                 : "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from)
+                 : "memory");
+}
+
+FWA_DEVICE void copy_wait()
+{
+    asm volatile("cp.async.wait_all;" : : : "memory");
+}
+
+template <typename T> FWA_DEVICE T shuffle(T value, int lane)
 {
     return __shfl_sync(0xffffffffu, value, lane);
 }
 
-template <int FROM, int TO, int N>
-FWA_DEVICE void sum_lanes(float (&values)[N])
+template <int FROM, int TO, int N> FWA_DEVICE void sum_lanes(float (&values)[N])
 {
 #pragma unroll
     for (int bit = FROM; bit < TO; bit *= 2)

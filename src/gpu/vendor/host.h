@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cstdint>
 #include <math.h>
+#include <string.h>
 #include <type_traits>
 
 static_assert(FWA_WAVE == 32 || FWA_WAVE == 64, "a wave has 32 or 64 threads");
@@ -23,7 +24,7 @@ static_assert(FWA_WAVE == 32 || FWA_WAVE == 64, "a wave has 32 or 64 threads");
 #define FWA_METHOD inline
 /* Arguments go by reference: a copy per thread would be most of what a small kernel does. Names are
  * expanded first, as a macro may have made them. */
-#define FWA_KERNEL(name, threads) FWA_KERNEL_NAMED(name, threads)
+#define FWA_KERNEL(name, threads)                  FWA_KERNEL_NAMED(name, threads)
 #define FWA_KERNEL_RESIDENT(name, threads, blocks) FWA_KERNEL_NAMED(name, threads)
 #define FWA_KERNEL_NAMED(name, threads)                                                            \
     static_assert((threads) > 0 && (threads) <= 1024 && (threads) % fwa::wave == 0,                \
@@ -149,6 +150,15 @@ FWA_DEVICE void barrier()
 FWA_DEVICE void wave_barrier()
 {
     emulation::wait(emulation::wave_barrier, nullptr);
+}
+
+FWA_DEVICE void copy_async(void *to, const void *from)
+{
+    memcpy(to, from, 16);
+}
+
+FWA_DEVICE void copy_wait()
+{
 }
 
 template <typename T> FWA_DEVICE T shuffle(T value, int lane)

@@ -18,6 +18,10 @@
  *     shared()                      unsigned char *: the block's shared memory, aligned to 128
  *     barrier()                     all threads of the block; orders shared and global memory
  *     wave_barrier()                the same for the threads of a wave
+ *     copy_async(to, from)          copies 16 bytes from global to shared memory, some time; both are
+ *                                   aligned to 16
+ *     copy_wait()                   returns when the thread's copies have come; others see them
+ *                                   behind the next barrier
  *     shuffle(value, lane)          the float, int or uint32_t of another lane of the wave; all
  *                                   lanes must call it
  *     sum_lanes<FROM, TO>(values)   float (&values)[N]: each becomes the sum over the lanes whose
