@@ -200,9 +200,9 @@ Test(eigen, lanes_apart)
             for (int t = 0; t < lanes; t++)
                 cr_expect(alone[t] == alone[0] && same_vector(want, t, want, 0, n, lanes));
             for (int bad = 0; bad < 6 * lanes; bad++) {
-                const int lane = bad % lanes, row = bad % n;
+                const int lane = bad % lanes, row = bad % n, column = bad % 2 ? row : row / 2;
                 window odd = one;
-                odd.gram[row][row / 2] = odd.gram[row / 2][row] = strange[bad / lanes];
+                odd.gram[row][column] = odd.gram[column][row] = strange[bad / lanes];
                 windows[lane] = odd;
                 eigenvectors(kernels, windows, got, vectors);
                 for (int t = 0; t < lanes; t++)

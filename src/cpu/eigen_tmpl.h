@@ -196,7 +196,8 @@ static void eigen_solve(int n, const wide_row *a, wide_row *x)
 }
 
 /* The unit eigenvectors of scaled matrices, which are destroyed. A turn leaves of other eigenvectors
- * EIGEN_SHIFT over the gap, at most. */
+ * EIGEN_SHIFT over the gap, at most. NaN reaches the whole vector through its length; so does an
+ * infinite element, which makes a pivot infinite and meets its inverse, 0. */
 static void eigen_vectors(int n, wide_row *a, const wide_row *top, wide_row *x)
 {
     wide_row shift, square = {{{0}}};
@@ -242,6 +243,4 @@ static void FWA_KERNEL(top_eigenvectors)(int n, double *matrices, double *room, 
     FOR_H top.v[h] *= power.v[h];
     FOR_H top.v[h] += check.v[h];
     FOR_H store_wide(to + h * (FWA_LANES / 2), top.v[h]);
-    for (int i = 0; i < n; i++)
-        FOR_H x[i].v[h] += check.v[h];
 }
