@@ -107,9 +107,10 @@ static void turn_features(const adjoint_work *a, const float *rows, int64_t colu
 {
     const fwa_cpu_adjoint *s = a->a;
     int64_t d;
-    for (d = 0; a->w.tokens < ADJOINT && d < a->dim; d++)
-        memset(s->keys + d * 2 * ADJOINT + column, 0, sizeof(float) * ADJOINT);
-    transpose(a->w.tokens, a->dim, rows, 2 * s->feature_stride, s->keys + column, 2 * ADJOINT);
+    for (d = 0; a->w.tokens < ADJOINT_CHUNK && d < a->dim; d++)
+        memset(s->keys + d * 2 * ADJOINT_CHUNK + column, 0, sizeof(float) * ADJOINT_CHUNK);
+    transpose(a->w.tokens, a->dim, rows, 2 * s->feature_stride, s->keys + column,
+              2 * ADJOINT_CHUNK);
 }
 
 /* Inner products of the tail's keys with rows of a state, to rows of value columns. */
@@ -134,15 +135,17 @@ static void products_along_keys(const adjoint_work *a)
     const int64_t V = w->p->value_dim, n = w->tokens, tail = w->window - 1, width = s->width_stride;
     const operand grad = {a->grad, s->state_stride, 1}, state = {a->state, s->state_stride, 1};
     turn_features(a, key_of(a, tail), 0);
-    product(V, ADJOINT, a->dim, grad, s->keys, 2 * ADJOINT, s->turned, 2 * ADJOINT, NULL);
-    transpose(V, n, s->turned, 2 * ADJOINT, s->seeds + tail * width, width);
+    product(V, ADJOINT_CHUNK, a->dim, grad, s->keys, 2 * ADJOINT_CHUNK, s->turned,
+            2 * ADJOINT_CHUNK, NULL);
+    transpose(V, n, s->turned, 2 * ADJOINT_CHUNK, s->seeds + tail * width, width);
     products_of_tail(a, a->grad, s->seeds);
     if (!w->per_channel)
         return;
-    turn_features(a, query_of(a, 0), ADJOINT);
-    product(V, 2 * ADJOINT, a->dim, state, s->keys, 2 * ADJOINT, s->turned, 2 * ADJOINT, NULL);
-    transpose(V, n, s->turned, 2 * ADJOINT, s->recalled, 2 * width);
-    transpose(V, n, s->turned + ADJOINT, 2 * ADJOINT, s->recalled + width, 2 * width);
+    turn_features(a, query_of(a, 0), ADJOINT_CHUNK);
+    product(V, 2 * ADJOINT_CHUNK, a->dim, state, s->keys, 2 * ADJOINT_CHUNK, s->turned,
+            2 * ADJOINT_CHUNK, NULL);
+    transpose(V, n, s->turned, 2 * ADJOINT_CHUNK, s->recalled, 2 * width);
+    transpose(V, n, s->turned + ADJOINT_CHUNK, 2 * ADJOINT_CHUNK, s->recalled + width, 2 * width);
 }
 
 /* Sums over rows of features of S times its gradient, by value columns; returns the sum of all. */
@@ -424,7 +427,7 @@ static void gate_gradients(const adjoint_work *a, const float *gamma_grad, const
             grads[2] = grad.log_gate;
             statistic = grad.statistic;
         } else if (count) {
-            load_beta_row(a, t, a->a->raw);
+            load_beta_row(w, w->start + t, a->a->raw);
             column_steps_back(&w->knobs, &g, a->statistic[at + t], 1, V, a->a->raw,
                               a->a->gamma_grads + t * a->a->width_stride,
                               a->a->kappa_grads + t * a->a->width_stride, &of);
@@ -499,7 +502,7 @@ static void adjoint_chunk(adjoint_work *a)
 {
     const unit_work *w = &a->w;
     const fwa_cpu_plan *plan = w->plan;
-    float gamma_grad[ADJOINT], kappa_grad[ADJOINT], whole;
+    float gamma_grad[ADJOINT_CHUNK], kappa_grad[ADJOINT_CHUNK], whole;
     float *x_grad = plan->own_keys ? a->a->x_grad
                                    : fwa_cpu_key_grad(plan, a->parts, w->u.head, w->s,
                                                       w->start - (w->window - 1));
@@ -618,7 +621,7 @@ static void adjoint_segment(adjoint_work *a, int64_t index)
     const fwa_problem *p = w->p;
     const fwa_cpu_adjoint *s = a->a;
     const int64_t size = p->value_dim * s->state_stride, tail = (w->window - 1) * s->width_stride;
-    int64_t starts[SEGMENT / ADJOINT + 1], start, i;
+    int64_t starts[SEGMENT / ADJOINT_CHUNK + 1], start, i;
     load_rows(a);
     load_steps_of_segment(a);
     transpose(p->key_dim, p->value_dim, fwa_cpu_kept(p, a->parts, w->u.head, index),

@@ -271,14 +271,8 @@ INLINE void begin_strip_back(const adjoint_work *a, int64_t at, const bool windo
     }
 }
 
-/* The gradient at hand of what the start's state contributes, column by column, and what has been
- * read of it: with gates per channel. */
-typedef struct {
-    strip grad;
-    const float *decay; /* of the moment */
-} start_strip;
-
-/* += grad * recalled */
+/* The gradient of what the start's state contributes, column by column, with gates per channel:
+ * += grad * recalled, for what has been read of it. */
 INLINE void start_add(strip *start, const strip *grad, const float *recalled, const int U)
 {
     const strip row = strip_load(recalled, U);

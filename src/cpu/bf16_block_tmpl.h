@@ -157,9 +157,9 @@ OUTLINE void load_block_steps(const bf16_work *w)
     const unit_work *u = &w->f.w;
     const int64_t n = w->f.tokens;
     float beta[BLOCK], lambda[BLOCK], gate[BLOCK];
-    load_gate(&w->f, u->in.beta, 1, beta);
-    load_gate(&w->f, u->in.lambda, 0, lambda);
-    load_gate(&w->f, u->in.log_gate, 0, gate);
+    load_gate(u, u->in.beta, w->f.start, n, 1, beta);
+    load_gate(u, u->in.lambda, w->f.start, n, 0, lambda);
+    load_gate(u, u->in.log_gate, w->f.start, n, 0, gate);
     for (int64_t b = 0; b < n; b++)
         gate[b] = fwa_decay_clip_gate_f32(gate[b]);
     for (int64_t b = n; b % FWA_LANES; b++)

@@ -413,10 +413,10 @@ static void FWA_KERNEL(bf16)(const fwa_cpu_plan *plan, const fwa_call *call, con
     begin_bf16_heads(&w, scratch);
     for (start = 0; !s->padded && start < s->length; start = next) {
         const bool starts = kept && fwa_cpu_segment_starts(plan, s, start);
-        const int64_t tokens = block_tokens(&w.f.w, start);
+        const int64_t tokens = grid_tokens(&w.f.w, start, FWA_CPU_FUSED_BLOCK);
         next = start + tokens;
         run_bf16_block(&w, scratch, start, tokens,
-                       next < s->length ? block_tokens(&w.f.w, next) : 0, kept,
+                       next < s->length ? grid_tokens(&w.f.w, next, FWA_CPU_FUSED_BLOCK) : 0, kept,
                        starts ? segment : -1);
         segment += starts;
     }

@@ -42,6 +42,16 @@ INLINE void store_wide(double *at, wide value)
     memcpy(at, &value, sizeof value);
 }
 
+/* The Gram matrices of FWA_LANES windows of B pairs, each one pair behind the other, as the functions
+ * below take them: row d of `lags` holds x_r . x_{r-d}, from the first window's first pair on. */
+static void window_matrices(int B, const float *lags, int64_t row, double *to)
+{
+    for (int i = 0; i < B; i++)
+        for (int j = 0; j <= i; j++)
+            for (int k = 0; k < FWA_LANES; k += FWA_LANES / 2, to += FWA_LANES / 2)
+                store_wide(to, load_wide(lags + (i - j) * row + i + k));
+}
+
 INLINE wide wide_choose(wide_int mask, wide a, wide b)
 {
     return (wide)((mask & (wide_int)a) | (~mask & (wide_int)b));

@@ -58,9 +58,9 @@ static void FWA_KERNEL(fused)(const fwa_cpu_plan *plan, const fwa_call *call, co
     }
     for (start = 0; !s->padded && start < s->length; start = next) {
         const bool segment_starts = kept && fwa_cpu_segment_starts(plan, s, start);
-        tokens = block_tokens(&f.w, start);
+        tokens = grid_tokens(&f.w, start, FWA_CPU_FUSED_BLOCK);
         next = start + tokens;
-        after = next < s->length ? block_tokens(&f.w, next) : 0;
+        after = next < s->length ? grid_tokens(&f.w, next, FWA_CPU_FUSED_BLOCK) : 0;
         for (h = 0; h < unit->heads; h++) {
             const fwa_cpu_unit before = f.w.u;
             fetcher ahead;
