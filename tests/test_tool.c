@@ -434,7 +434,7 @@ Test(tool, verify_finds_what_is_wrong)
     expect("verify wrong", 1, "FAIL");
     expect("verify wrong", 1, "dlambda");
     /* The kernel is that of the pass that the tensor comes from. */
-    expect("verify wrong -b cpu -f chunked", 1, "/f32/backward ");
+    expect("verify wrong -b cpu -f chunked", 1, "/f32/adjoint ");
     file = vector("falcon1_plain");
     doubles(file, "o")[0] += 1e-3;
     save(file, "wrong_o");

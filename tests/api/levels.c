@@ -172,6 +172,37 @@ Test(levels, kernels_have_its_name)
     }
 }
 
+/* Of each form, with and without the normaliser: what the name says of chunks, and its end. */
+Test(levels, kernels_say_what_runs)
+{
+    static const struct {
+        int32_t form, normalizer;
+        const char *forward, *backward, *end;
+    } rows[] = {
+        {FWA_FORM_RECURRENT, 0, "/recurrent/inner", "/recurrent/inner", "/backward"},
+        {FWA_FORM_MASKED, 0, "/masked/inner", "/masked/inner", "/backward"},
+        {FWA_FORM_CHUNKED, 0, "/chunked/64/inner", "/chunked/16/inner", "/adjoint"},
+        {FWA_FORM_CHUNKED, 1, "/chunked/64/inner", "/chunked/16/inner", "/backward"},
+    };
+    fwa_context *context = make_context("cpu", 1);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        fwa_problem problem = FWA_PROBLEM_INIT;
+        problem.objective = FWA_OBJECTIVE_INNER_PRODUCT;
+        problem.key_dim = problem.value_dim = 4;
+        problem.form = rows[i].form;
+        problem.normalizer = rows[i].normalizer;
+        fwa_plan *plan = make_plan(context, &problem);
+        const char *forward = fwa_plan_kernel_name(plan, FWA_PASS_FORWARD);
+        const char *backward = fwa_plan_kernel_name(plan, FWA_PASS_BACKWARD);
+        cr_expect(strstr(forward, rows[i].forward) && ends_with(forward, "/forward"), "%s",
+                  forward);
+        cr_expect(strstr(backward, rows[i].backward) && ends_with(backward, rows[i].end), "%s",
+                  backward);
+        fwa_plan_destroy(plan);
+    }
+    fwa_context_destroy(context);
+}
+
 /* Two heads' states, with room for all numbers of 16 bits. */
 #define HEADS  2
 #define ROWS   137
