@@ -178,8 +178,8 @@ static void load_rows(const adjoint_work *a)
 
 /* ---- Gates ---- */
 
-/* Inner products of the segment's keys, from the tail's first on, with themselves and the keys before
- * them, as far as a window goes; 0 where one of the two does not exist. */
+/* Inner products of the segment's keys, from the tail's first on, with themselves and the keys
+ * before them, as far as a window goes; 0 where one of the two does not exist. */
 static void load_lags(const adjoint_work *a)
 {
     const unit_work *w = &a->w;

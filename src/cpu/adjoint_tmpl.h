@@ -2,13 +2,13 @@
 /* The chunked form's backward, without the normaliser: the adjoint of a chunk of C tokens and the
  * J = C + B - 1 pairs that they write. Compiled once per ISA.
  *
- * A unit is some heads with all their value columns. States and their gradients are kept transposed,
- * rows of features per value column: all products with them but X dS (and, with gates per channel,
- * X S and Q S) then add multiples of rows. Segments go from the last to the first. In each, the
- * states at its chunks' starts come from the kept state and what the forward kept of each token; then
- * the chunks' adjoints, from the last to the first. With S_t = Gamma_t S_0 + sum_j x_j w_{j,t}^T,
- * the walk (adjoint_walk_tmpl.h) goes back from dW = X dS to H, the gradients of the predictions that
- * S_0 makes, and to those of Gram matrix (dG) and scores (dP):
+ * A unit is some heads with all their value columns. States and their gradients are kept
+ * transposed, rows of features per value column: all products with them but X dS (and, with gates
+ * per channel, X S and Q S) then add multiples of rows. Segments go from the last to the first. In
+ * each, the states at its chunks' starts come from the kept state and what the forward kept of each
+ * token; then the chunks' adjoints, from the last to the first. With S_t = Gamma_t S_0 + sum_j x_j
+ * w_{j,t}^T, the walk (adjoint_walk_tmpl.h) goes back from dW = X dS to H, the gradients of the
+ * predictions that S_0 makes, and to those of Gram matrix (dG) and scores (dP):
  *
  *     dQ = dP X + Gamma dO S_0^T      dX = dP^T Q + (dG + dG^T) X + W dS^T + Gamma H S_0^T
  *     dS_0 = Gamma dS + (Gamma Q)^T dO + (Gamma X)^T H
@@ -391,7 +391,8 @@ static void statistic_gradient(const adjoint_work *a, int64_t t, int64_t count, 
                    w->needs_eigen ? s->raw : key_of(a, low + i), a->dim);
 }
 
-/* The gradients of beta (per head), lambda and log_gate of a token, to those tensors that are there. */
+/* The gradients of beta (per head), lambda and log_gate of a token, to those tensors that are
+ * there. */
 static void store_gates(const unit_work *w, const fwa_tensor *const outs[3], int64_t token,
                         const float *grads)
 {
@@ -446,8 +447,8 @@ static void gate_gradients(const adjoint_work *a, const float *gamma_grad, const
 
 /* ---- A chunk ---- */
 
-/* The gradient of a row of q or k from that of its features, and what else there is of it (`more`, a
- * tensor's row, may be NULL): written where it belongs. */
+/* The gradient of a row of q or k from that of its features, and what else there is of it (`more`,
+ * a tensor's row, may be NULL): written where it belongs. */
 static void store_feature_grad(const adjoint_work *a, const fwa_tensor *t, int64_t offset,
                                const float *raw, const float *grad, const fwa_tensor *more,
                                int64_t more_offset)

@@ -143,8 +143,8 @@ static void fill_lags(const fused_work *f)
     }
 }
 
-/* The largest eigenvalues of the windows' Gram matrices, over the windows' pairs. Rows of pairs that
- * do not exist, and windows behind the block, are zeros. */
+/* The largest eigenvalues of the windows' Gram matrices, over the windows' pairs. Rows of pairs
+ * that do not exist, and windows behind the block, are zeros. */
 static void window_eigenvalues(const fused_work *f, float *statistic)
 {
     const int B = f->w.window;
@@ -270,14 +270,15 @@ static const float *padded_row(const fused_work *f, const fwa_tensor *t, int64_t
     return pad_row(f, f->f->raw);
 }
 
-/* What the walk multiplies by, for a group that begins on the grid, where w is not carried from group
- * to group and gates are per head: with S' at the group's start, Y = S'^T x and Z = S'^T q,
+/* What the walk multiplies by, for a group that begins on the grid, where w is not carried from
+ * group to group and gates are per head: with S' at the group's start, Y = S'^T x and Z = S'^T q,
  *
  *     u_t = v_t - e_t Y_t      w_i = sum_{j<=i} M_ij u_j      o_t = b_t Z_t + sum_{j<=t} N_tj u_j
  *
- * e, b, M, N and T one behind the other, where r = T u; the last three are triangles, by rows. M holds the decay to the
- * group's end and, unless it is folded, 1/g; N and b hold the problem's scale. The last factor is g
- * at the group's end, not folded. Returns g where the next group starts. */
+ * e, b, M, N and T one behind the other, where r = T u; the last three are triangles, by rows. M
+ * holds the decay to the group's end and, unless it is folded, 1/g; N and b hold the problem's
+ * scale. The last factor is g at the group's end, not folded. Returns g where the next group
+ * starts. */
 #define TRIANGLE       (GROUP * (GROUP + 1) / 2)
 #define IN_TRIANGLE(t) ((t) * ((t) + 1) / 2)
 #define GROUP_FACTORS  (2 * GROUP + 3 * TRIANGLE + 1)

@@ -41,9 +41,10 @@ static unit_work unit_begin(const fwa_cpu_plan *plan, const fwa_call *call, cons
     return w;
 }
 
-/* Tokens from `start` to where chunks (or blocks) of so many end; 0: the whole sequence. They lie on
- * a grid of the whole sequence, what was seen before the call included: a cut between chunks, and a
- * token that comes in with the carry instead of the call, move no border and change no bit. */
+/* Tokens from `start` to where chunks (or blocks) of so many end; 0: the whole sequence. They lie
+ * on a grid of the whole sequence, what was seen before the call included: a cut between chunks,
+ * and a token that comes in with the carry instead of the call, move no border and change no
+ * bit. */
 static int64_t grid_tokens(const unit_work *w, int64_t start, int64_t grid)
 {
     const int64_t left = w->s->length - start;
@@ -217,8 +218,8 @@ static gates load_gates(const unit_work *w, int64_t token, float *beta_row)
     return g;
 }
 
-/* Calls run(knobs) with knobs whose branches are constants: compilers then make vectors of loops over
- * columns, where nothing that they read may be written. */
+/* Calls run(knobs) with knobs whose branches are constants: compilers then make vectors of loops
+ * over columns, where nothing that they read may be written. */
 #define WITH_KNOBS(given, run)                                                                     \
     do {                                                                                           \
         fwa_decay_knobs_f32 knobs_ = *(given);                                                     \
