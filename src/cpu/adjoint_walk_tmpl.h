@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The adjoint's walk through a chunk, by strips of value columns: in `history`, the coefficients w
- * before each token, and after the last; then from the last token back to the first. All that a
- * strip needs stays in the first cache. Inner products over the value columns are summed lane by
- * lane, in vectors, strip after strip. */
+ * before each token, and after the last; then from the last token back to the first. What a strip
+ * needs is in the second cache at the latest (doc/design.md has sizes). Inner products over the
+ * value columns are summed lane by lane, in vectors, strip after strip. */
 
 /* Of a strip: a row of gammas or kappas. */
 INLINE strip gate_strip(const adjoint_work *a, const float *of_head, const float *of_channels,

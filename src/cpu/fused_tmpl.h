@@ -32,6 +32,8 @@ static void FWA_KERNEL(fused)(const fwa_cpu_plan *plan, const fwa_call *call, co
     int64_t segment = fwa_cpu_first_segment(plan, s), start, tokens, next, after, h;
     f.base = f.w.window - 1 + GROUP;
     f.dim = (f.w.p->key_dim + FWA_LANES - 1) / FWA_LANES * FWA_LANES;
+    /* The same numbers as those of the passes below, but for the signs of zeros: they add pairs of
+     * zeros too, where a group has fewer. */
     if (!kept && decode_fits(&f)) {
         const bool more = s->index + 1 < call->extent.sequences;
         fwa_sequence other = *s;
