@@ -22,8 +22,8 @@ static fwa_status open_device(fwa_context *context, int32_t device)
     if (count <= 0)
         return fwa_fail(FWA_ERROR_DEVICE, "backend %s has no device", context->backend->name);
     if (device < 0 || device >= count)
-        return fwa_fail(FWA_ERROR_VALUE, "options->device is %d; backend %s has %d devices",
-                        (int)device, context->backend->name, (int)count);
+        return fwa_fail(FWA_ERROR_VALUE, "options->device is %d; backend %s has %d device%s",
+                        (int)device, context->backend->name, (int)count, count == 1 ? "" : "s");
     status = context->backend->open(device, &context->device, context->device_name,
                                     sizeof context->device_name, &message);
     return status == FWA_OK ? FWA_OK : backend_failed(context, status, &message);
