@@ -291,6 +291,19 @@ typedef struct fwa_cpu_kernels {
     void (*top_eigenvectors)(int n, double *matrices, double *room, double *to, double *vectors);
 } fwa_cpu_kernels;
 
+/* The ISAs that kernels were compiled for, as text, in the order of kernels.c's table. */
+#ifdef FWA_CPU_AMX
+#define FWA_CPU_LEVELS "generic, avx2, avx512, avx512bf16, amx"
+#elif defined FWA_CPU_AVX512BF16
+#define FWA_CPU_LEVELS "generic, avx2, avx512, avx512bf16"
+#elif defined FWA_CPU_X86
+#define FWA_CPU_LEVELS "generic, avx2, avx512"
+#elif defined FWA_CPU_AARCH64
+#define FWA_CPU_LEVELS "generic, neon"
+#else
+#define FWA_CPU_LEVELS "generic"
+#endif
+
 /* The kernels of that ISA, or (NULL) the best that this machine can run. NULL where it cannot. */
 const fwa_cpu_kernels *fwa_cpu_kernels_select(const char *isa);
 /* The ISAs that this machine can run, as text. */

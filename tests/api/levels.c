@@ -87,6 +87,29 @@ Test(levels, only_known_ones_are_listed)
     cr_assert_str_eq(level, "generic");
 }
 
+/* What was compiled is the backend's description; what is listed is among it. */
+Test(levels, compiled_ones_are_told)
+{
+    const char *list = available(), *compiled = NULL;
+    fwa_backend_info info = FWA_BACKEND_INFO_INIT;
+    char level[32], listed[32];
+    for (int32_t i = 0; i < fwa_backend_count() && !compiled; i++) {
+        cr_assert_eq(fwa_backend_get(i, &info), FWA_OK);
+        if (strcmp(info.name, "cpu") == 0)
+            compiled = strstr(info.description, "compiled for ");
+    }
+    cr_assert_not_null(compiled);
+    compiled += strlen("compiled for ");
+    for (int n = 0; nth(compiled, n, level); n++) {
+        bool known = false;
+        for (size_t i = 0; i < LEVELS; i++)
+            known = known || strcmp(level, levels[i]) == 0;
+        cr_expect(known, "\"%s\" of \"%s\"", level, compiled);
+    }
+    for (int n = 0; nth(list, n, listed); n++)
+        cr_expect(is_listed(compiled, listed), "\"%s\" is not among \"%s\"", listed, compiled);
+}
+
 Test(levels, listed_ones_are_used)
 {
     const char *list = available();
