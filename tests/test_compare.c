@@ -101,6 +101,53 @@ Test(compare, bounds)
     cr_expect_eq(compare_ratio((compare_error){f32.rms, 4 * f32.maximum}, f32), 4);
 }
 
+/* Small numbers: what a type has no numbers for, and what is left of terms that cancel. */
+static const struct {
+    double got[2], want[2];
+    compare_allowance allowance; /* of two elements with terms of 1: {smallest, sqrt(2), 1} */
+    double rms, maximum;
+} small[] = {
+    /* Flushed, or rounded to a multiple of 2^-24: nothing. */
+    {{0, 0}, {1e-45, -1e-38}, {0x1p-116, 0, 0}, 0, 0},
+    {{0, 0x1p-24}, {0x1p-26, 0x1.8p-24}, {0x1p-25, 0, 0}, 0, 0},
+    /* What is beyond counts as ever: twice what is allowed, and a number where there is none. */
+    {{0, 0}, {0x1p-24, 0}, {0x1p-25, 0, 0}, 0.5, 0.5},
+    {{1 + 0x1p-25, 0}, {0, 0}, {0x1p-25, 0, 0}, 0.70710678118654757, 1},
+    {{3, 4.5}, {3, 4}, {0x1p-116, 0, 0}, 0.1, 0.125},
+    {{NAN, 0}, {0, 0}, {0x1p-25, 0, 0}, INFINITY, INFINITY},
+    /* Rounding of terms of 1, in float32 and in float64; a wrong gradient; a wrong zero. */
+    {{3e-8, 0}, {1e-17, 0}, {0, 1.4142135623730951, 1}, 2.1213203428602677e-8, 2.999999999e-8},
+    {{0, 1e-3}, {1e-17, 0}, {0, 1.4142135623730951, 1}, 7.0710678118654755e-4, 1e-3},
+    {{0, 0}, {0x1p-25, 0}, {0, 1.4142135623730951, 1}, 2.1073424255447017e-8, 0x1p-25},
+    /* Terms of 1 have digits of 2^-24 and more: relative to itself. */
+    {{0, 0}, {0x1p-24, 0}, {0, 1.4142135623730951, 1}, 1, 1},
+    {{3e-6, 0}, {1e-6, 0}, {0, 1.4142135623730951, 1}, 2, 2},
+    {{3, 4.5}, {3, 4}, {0, 1.4142135623730951, 1}, 0.1, 0.125},
+};
+
+Test(compare, small_numbers)
+{
+    static const int64_t two[] = {2};
+    safetensors_message message = {""};
+    safetensors *file = safetensors_new(&message);
+    safetensors_tensor *got = safetensors_add(file, "a", FWA_DTYPE_F64, 1, two, &message);
+    safetensors_tensor *want = safetensors_add(file, "b", FWA_DTYPE_F64, 1, two, &message);
+    for (size_t i = 0; i < COUNT(small); i++) {
+        memcpy(got->data, small[i].got, sizeof small[i].got);
+        memcpy(want->data, small[i].want, sizeof small[i].want);
+        const compare_error error = compare_tensors_allowing(got, want, &small[i].allowance);
+        expect_close(error.rms, small[i].rms, i);
+        expect_close(error.maximum, small[i].maximum, i);
+    }
+    safetensors_free(file);
+    /* Far below all that anybody computes with, and no more than rounding in f16. */
+    cr_expect_leq(compare_smallest_for(FWA_DTYPE_F64), 1e-300);
+    cr_expect_leq(compare_smallest_for(FWA_DTYPE_F32), 1e-34);
+    cr_expect_leq(compare_smallest_for(FWA_DTYPE_BF16), 1e-34);
+    cr_expect_leq(compare_smallest_for(FWA_DTYPE_F16), 0x1p-25);
+    cr_expect_eq(compare_smallest_for(FWA_DTYPE_I64), 0);
+}
+
 /* ---- Files
  * --------------------------------------------------------------------------------------- */
 
@@ -269,10 +316,13 @@ Test(problem_run, an_answer_is_a_problem_file)
 /* ---- Verifying
  * ----------------------------------------------------------------------------------- */
 
-static problem_verdict verdict_of(const safetensors *file, int32_t dtype)
+static problem_verdict verdict_on(const safetensors *file, const char *backend, int32_t dtype)
 {
-    fwa_context *context = reference();
-    const problem_run_options options = {.context = context, .dtype = dtype};
+    fwa_context_options with = FWA_CONTEXT_OPTIONS_INIT;
+    fwa_context *context = reference(), *run = NULL;
+    with.backend = backend;
+    cr_assert_eq(fwa_context_create(&with, &run), FWA_OK, "%s", fwa_error_message());
+    const problem_run_options options = {.context = run, .dtype = dtype};
     safetensors_message message = {""};
     problem_verdict verdict;
     problem_verify *verify;
@@ -282,8 +332,14 @@ static problem_verdict verdict_of(const safetensors *file, int32_t dtype)
     cr_assert_eq(problem_verify_run(verify, &options, &verdict, &status, &message), PROBLEM_RUN_OK,
                  "%s", message.text);
     problem_verify_end(verify);
+    fwa_context_destroy(run);
     fwa_context_destroy(context);
     return verdict;
+}
+
+static problem_verdict verdict_of(const safetensors *file, int32_t dtype)
+{
+    return verdict_on(file, "reference", dtype);
 }
 
 static const int32_t dtypes[] = {FWA_DTYPE_F64, FWA_DTYPE_F32, FWA_DTYPE_BF16, FWA_DTYPE_F16};
@@ -308,6 +364,137 @@ Test(problem_verify, sees_a_wrong_answer_in_every_type)
         cr_expect_eq(verdict_of(file, FWA_DTYPE_F32).ratio, INFINITY);
         safetensors_free(file);
     }
+}
+
+/* A problem file as the reference answers it. Frees the question. */
+static safetensors *answered(safetensors *file)
+{
+    fwa_context *context = reference();
+    safetensors_message message = {""};
+    const problem_run_options options = {.context = context, .dtype = FWA_DTYPE_F64, .backward = 1};
+    problem_answer answer;
+    cr_assert_eq(problem_run(file, &options, &answer, &message), PROBLEM_RUN_OK, "%s",
+                 message.text);
+    safetensors *out = problem_answer_file(file, &options, &answer, &message);
+    cr_assert_not_null(out, "%s", message.text);
+    problem_answer_free(&answer);
+    fwa_context_destroy(context);
+    safetensors_free(file);
+    return out;
+}
+
+static double *doubles(safetensors *file, const char *name)
+{
+    return safetensors_find(file, name)->data;
+}
+
+static void fill(safetensors *file, const char *name, double value)
+{
+    for (int64_t i = safetensors_elements(safetensors_find(file, name)) - 1; i >= 0; i--)
+        doubles(file, name)[i] = value;
+}
+
+/* The file passes on both backends in each of their types; with `off` added to an element of the
+ * tensor it fails in all. */
+static void expect_right_and_wrong(safetensors *file, const char *name, int64_t at, double off)
+{
+    double *data = doubles(file, name), right = data[at];
+    for (int wrong = 0; wrong < 2; wrong++) {
+        data[at] = wrong ? right + off : right;
+        for (size_t i = 0; i < 2 * COUNT(dtypes); i++) {
+            const char *backend = i % 2 ? "cpu" : "reference";
+            if (i % 2 && dtypes[i / 2] == FWA_DTYPE_F64)
+                continue;
+            const problem_verdict verdict = verdict_on(file, backend, dtypes[i / 2]);
+            cr_expect(verdict.passed != wrong, "%s %s: %s is off by %g, against %s", backend,
+                      fwa_dtype_name(dtypes[i / 2]), verdict.tensor, verdict.error.rms,
+                      verdict.against);
+            cr_expect(!wrong || strcmp(verdict.tensor, name) == 0, "%s", verdict.tensor);
+        }
+    }
+    safetensors_free(file);
+}
+
+/* Gradients of a millionth: f16 has few numbers there. */
+Test(problem_verify, takes_what_f16_has_no_numbers_for)
+{
+    safetensors_message message = {""};
+    safetensors *file = vector("falcon1_plain");
+    safetensors_set_metadata(file, "scale", "1e-6", &message);
+    expect_right_and_wrong(answered(file), "dq", 3, 1e-6);
+}
+
+/* Gradients of a gate at -104 are numbers that kernels flush. */
+Test(problem_verify, takes_what_float32_has_no_numbers_for)
+{
+    safetensors *file = vector("falcon1a_gate_ramp");
+    fill(file, "log_gate", -100);
+    file = answered(file);
+    cr_expect_lt(fabs(doubles(file, "dlog_gate")[3]), 1e-38);
+    expect_right_and_wrong(file, "dlog_gate", 3, 1e-20);
+}
+
+/* Queries of one coordinate, and reads that are divided by their product with the keys' sum: no output
+ * depends on them. What the file holds for their gradient is rounding. */
+static safetensors *cancelling(void)
+{
+    static const struct {
+        const char *name;
+        int32_t rank;
+        int64_t shape[4];
+    } tensors[] = {{"q", 4, {1, 5, 1, 1}}, {"k", 4, {1, 5, 1, 1}},   {"v", 4, {1, 5, 1, 3}},
+                   {"beta", 3, {1, 5, 1}}, {"lambda", 3, {1, 5, 1}}, {"do", 4, {1, 5, 1, 3}}};
+    static const char *const knobs[][2] = {
+        {"rule", "falcon1a"}, {"normalizer", "1"}, {"align", "same_step"}};
+    safetensors_message message = {""};
+    safetensors *file = safetensors_new(&message);
+    for (size_t i = 0; i < COUNT(tensors); i++) {
+        safetensors_tensor *tensor = safetensors_add(file, tensors[i].name, FWA_DTYPE_F64,
+                                                     tensors[i].rank, tensors[i].shape, &message);
+        for (int64_t j = safetensors_elements(tensor) - 1; j >= 0; j--)
+            ((double *)tensor->data)[j] = 0.1 + fmod(0.618 * (double)(j + 1) * (double)(i + 1), 1);
+    }
+    for (size_t i = 0; i < COUNT(knobs); i++)
+        safetensors_set_metadata(file, knobs[i][0], knobs[i][1], &message);
+    return answered(file);
+}
+
+Test(problem_verify, takes_what_is_left_of_terms)
+{
+    safetensors *file = cancelling();
+    const int64_t n = safetensors_elements(safetensors_find(file, "dq"));
+    double all = 0;
+    for (int64_t i = 0; i < n; i++)
+        all += fabs(doubles(file, "dq")[i]);
+    cr_expect(all > 0 && all < 1e-12, "%g", all);
+    expect_right_and_wrong(file, "dq", 1, 1e-6);
+    file = cancelling(); /* where the file holds zeros instead */
+    memset(doubles(file, "dq"), 0, (size_t)n * sizeof(double));
+    expect_right_and_wrong(file, "dq", 2, 1e-6);
+}
+
+/* Where nothing is learned, the gradient of a value is zero, in the reference to the last digit. */
+Test(problem_verify, takes_zeros_of_another_algebra)
+{
+    safetensors *file = vector("falcon1a_plain");
+    fill(file, "beta", 0);
+    file = answered(file);
+    cr_expect_eq(doubles(file, "dv")[1], 0);
+    doubles(file, "dv")[1] = 3e-16;
+    expect_right_and_wrong(file, "dv", 4, 1e-6);
+}
+
+/* Decays that are just at their floor: the least change of an input turns gradients on or off. That
+ * makes no wrong answer right. */
+Test(problem_verify, kinks_excuse_nothing)
+{
+    safetensors_message message = {""};
+    safetensors *file = vector("falcon1a_plain");
+    safetensors_set_metadata(file, "step", "direct", &message);
+    safetensors_set_metadata(file, "decay_floor", "0.5", &message);
+    fill(file, "beta", 0.5);
+    fill(file, "lambda", 1);
+    expect_right_and_wrong(answered(file), "dlambda", 3, 0.125);
 }
 
 Test(problem_verify, sees_a_wrong_count)

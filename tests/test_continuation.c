@@ -12,6 +12,13 @@ static bool in_vectors;
 #define D (in_vectors ? 32 : 16)
 #define V (in_vectors ? 48 : 12)
 
+/* Of keys: heads share one, or have their own. */
+static const int32_t some_key_heads[] = {1, 2};
+static const int32_t *key_heads = some_key_heads;
+#define FOR_HEADS                                                                                  \
+    for (key_heads = some_key_heads; key_heads < some_key_heads + COUNT(some_key_heads);           \
+         key_heads++)
+
 static double *get(const conformance_data *data, const char *name)
 {
     double *values = conformance_get(data, name);
@@ -27,6 +34,7 @@ static conformance_data rule_data(const engine *e, int rule, int alignment, int6
     in_vectors = e->form == FWA_FORM_CHUNKED && e->dtype == FWA_DTYPE_BF16;
     problem.key_dim = D;
     problem.value_dim = V;
+    problem.heads_key = *key_heads;
     problem.heads_value = 2;
     problem.alignment = alignment;
     problem.read = (int32_t)(seed % 2);
@@ -47,6 +55,7 @@ static conformance_data window_data(const engine *e, int window, int objective, 
     fwa_problem problem = FWA_PROBLEM_INIT;
     problem.key_dim = D;
     problem.value_dim = V;
+    problem.heads_key = *key_heads;
     problem.heads_value = 2;
     problem.alignment = (int32_t)(seed / 2 % 2);
     problem.read = (int32_t)(seed / 4 % 2);
@@ -223,30 +232,35 @@ Test(continuation, every_window)
 
 Test(continuation, random_cuts_exact)
 {
+    FOR_HEADS
     for (int i = 0; i < ENGINES_EXACT; i++)
         random_cuts(&engines[i]);
 }
 
 Test(continuation, random_cuts_16_bit)
 {
+    FOR_HEADS
     for (int i = ENGINES_EXACT; i < ENGINES; i++)
         random_cuts(&engines[i]);
 }
 
 Test(continuation, known_cuts_exact)
 {
+    FOR_HEADS
     for (int i = 0; i < ENGINES_EXACT; i++)
         known_cuts(&engines[i]);
 }
 
 Test(continuation, known_cuts_16_bit)
 {
+    FOR_HEADS
     for (int i = ENGINES_EXACT; i < ENGINES; i++)
         known_cuts(&engines[i]);
 }
 
 Test(continuation, chunk_cuts)
 {
+    FOR_HEADS
     for (int i = 0; i < ENGINES; i++)
         if (engines[i].form == FWA_FORM_CHUNKED)
             chunk_cuts(&engines[i]);
@@ -254,6 +268,7 @@ Test(continuation, chunk_cuts)
 
 Test(continuation, any_cuts)
 {
+    FOR_HEADS
     for (int i = 0; i < ENGINES; i++)
         if (engines[i].form == FWA_FORM_RECURRENT)
             any_cuts(&engines[i]);

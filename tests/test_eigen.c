@@ -163,33 +163,54 @@ Test(eigen, zero_rows)
     }
 }
 
-/* A window's value is the same bits whatever the other lanes hold, and whichever lane it is in: an
- * infinite number or a NaN makes NaN of that window's. */
+/* True where lane t of one call's vectors [n][lanes] has the numbers that lane u of another has. */
+static bool same_vector(const double *left, int t, const double *right, int u, int n, int lanes)
+{
+    bool same = true;
+    for (int i = 0; i < n; i++)
+        same = same && left[i * lanes + t] == right[i * lanes + u];
+    return same;
+}
+
+static bool all_nan(const double *vectors, int t, int n, int lanes)
+{
+    bool nan = true;
+    for (int i = 0; i < n; i++)
+        nan = nan && isnan(vectors[i * lanes + t]);
+    return nan;
+}
+
+/* A window's value and vector are the same bits whatever the other lanes hold, and whichever lane it
+ * is in: an infinite number or a NaN makes NaN of that window's, of each element. */
 Test(eigen, lanes_apart)
 {
     static const float strange[] = {NAN, INFINITY, -INFINITY, 0, 1e38f, 1e-38f};
+    static double want[FWA_EIGEN_MAX * LANES] __attribute__((aligned(64)));
+    static double vectors[FWA_EIGEN_MAX * LANES] __attribute__((aligned(64)));
     for (size_t level = 0; level < LEVELS; level++) {
         const fwa_cpu_kernels *kernels = fwa_cpu_kernels_select(levels[level]);
+        const int lanes = kernels ? kernels->lanes : 0;
         for (int n = 1; kernels && n <= FWA_EIGEN_MAX; n++) {
             const window one = make_window(RANDOM, n, 1, (uint64_t)n);
             window windows[LANES];
             double alone[LANES], got[LANES];
             for (int t = 0; t < LANES; t++)
                 windows[t] = one;
-            eigenvalues(kernels, windows, alone);
-            for (int t = 0; t < kernels->lanes; t++)
-                cr_expect_eq(alone[t], alone[0]);
-            for (int bad = 0; bad < 6 * kernels->lanes; bad++) {
-                const int lane = bad % kernels->lanes, row = bad % n;
+            eigenvectors(kernels, windows, alone, want);
+            for (int t = 0; t < lanes; t++)
+                cr_expect(alone[t] == alone[0] && same_vector(want, t, want, 0, n, lanes));
+            for (int bad = 0; bad < 6 * lanes; bad++) {
+                const int lane = bad % lanes, row = bad % n, column = bad % 2 ? row : row / 2;
                 window odd = one;
-                odd.gram[row][row / 2] = odd.gram[row / 2][row] = strange[bad / kernels->lanes];
+                odd.gram[row][column] = odd.gram[column][row] = strange[bad / lanes];
                 windows[lane] = odd;
-                eigenvalues(kernels, windows, got);
-                for (int t = 0; t < kernels->lanes; t++)
-                    cr_expect(t == lane || got[t] == alone[0], "%s, n %d: lane %d, from lane %d",
-                              levels[level], n, t, lane);
-                cr_expect(bad / kernels->lanes > 2 || isnan(got[lane]), "%s, n %d: %g",
-                          levels[level], n, got[lane]);
+                eigenvectors(kernels, windows, got, vectors);
+                for (int t = 0; t < lanes; t++)
+                    cr_expect(t == lane || (got[t] == alone[0] &&
+                                            same_vector(vectors, t, want, 0, n, lanes)),
+                              "%s, n %d: lane %d, from lane %d", levels[level], n, t, lane);
+                cr_expect(bad / lanes > 2 || (isnan(got[lane]) && all_nan(vectors, lane, n, lanes)),
+                          "%s, n %d: %g, and its vector", levels[level], n, got[lane]);
                 windows[lane] = one;
             }
         }

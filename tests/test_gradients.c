@@ -231,12 +231,15 @@ Test(finite_differences, detached_ridge)
     }                                                                                              \
     static void name(const engine *e)
 
-/* Random data for a row of factor_rules, going on after `seen` tokens (0: fresh, from a state). */
-static conformance_data rule_data(const engine *e, int rule, int alignment, int64_t seen,
-                                  uint64_t seed)
+/* Random data for a row of factor_rules, going on after `seen` tokens (0: fresh, from a state);
+ * so many heads of keys and of values. */
+static conformance_data heads_data(const engine *e, int rule, int alignment, int64_t seen,
+                                   uint64_t seed, const int32_t heads[2])
 {
     fwa_problem problem = same_step_problem(D, V);
     problem.alignment = alignment;
+    problem.heads_key = heads[0];
+    problem.heads_value = heads[1];
     set_rule(&problem, &factor_rules[rule]);
     conformance_data data = random_data(&problem, 1, T, seed);
     random_gates(&data, seed);
@@ -244,6 +247,12 @@ static conformance_data rule_data(const engine *e, int rule, int alignment, int6
     random_upstream(&data, 1, seed);
     conformance_round(&data, e->dtype, FWA_DTYPE_NONE);
     return data;
+}
+
+static conformance_data rule_data(const engine *e, int rule, int alignment, int64_t seen,
+                                  uint64_t seed)
+{
+    return heads_data(e, rule, alignment, seen, seed, (const int32_t[]){1, 1});
 }
 
 /* Expects two sums of large terms to agree within the type's bound of the terms. */
@@ -512,15 +521,37 @@ static void hand_back(const conformance_data *later, conformance_data *earlier)
                    (size_t)conformance_count(later, parts[i][0]) * sizeof(double));
 }
 
-/* G11: the backward of two pieces, one after the other, is that of the whole. */
-IDENTITY(g11_chained, ENGINES_EXACT)
+/* The tokens' gradients of two pieces, and the incoming carry's of the first, are the whole's. */
+static void expect_chained(const engine *e, const conformance_data *early,
+                           const conformance_data *late, const conformance_data *whole, int64_t cut)
 {
     static const char *const tokens[] = {"dq", "dk", "dv", "dbeta", "dlambda", "dlog_gate"};
     static const char *const carry[] = {"dstate_in", "dprev_key_in", "dtail_key_in",
                                         "dtail_value_in", "dnorm_in"};
-    for (int rule = 0; rule < FACTOR_RULES; rule++)
+    for (int64_t i = 0; i < COUNT(tokens); i++) {
+        double joined[T * 8];
+        const int64_t all = conformance_count(whole, tokens[i]), one = all / T;
+        memcpy(joined, get(early, tokens[i]), (size_t)(cut * one) * sizeof *joined);
+        memcpy(joined + cut * one, get(late, tokens[i]),
+               (size_t)((T - cut) * one) * sizeof *joined);
+        expect_close(e, tokens[i], joined, get(whole, tokens[i]), all, 1);
+    }
+    for (int64_t i = 0; i < COUNT(carry); i++)
+        if (conformance_get(whole, carry[i]))
+            expect_close(e, carry[i], get(early, carry[i]), get(whole, carry[i]),
+                         conformance_count(whole, carry[i]), 1);
+}
+
+/* G11: the backward of two pieces, one after the other, is that of the whole; of heads that share
+ * keys, and of heads that do not, whose gradients kernels write at once. */
+IDENTITY(g11_chained, ENGINES_EXACT)
+{
+    static const int32_t heads[][2] = {{1, 1}, {1, 2}, {2, 2}}; /* of keys, of values */
+    for (int i = 0; i < FACTOR_RULES * COUNT(heads); i++)
         for (int64_t cut = 1; cut < T; cut += 6) {
-            conformance_data data = rule_data(e, rule, FWA_ALIGNMENT_NEXT_LATENT, 40, 99);
+            const int32_t *counts = heads[i / FACTOR_RULES];
+            conformance_data data = heads_data(e, i % FACTOR_RULES, FWA_ALIGNMENT_NEXT_LATENT, 40,
+                                               99, counts);
             conformance_data whole = run_engine(e, &data, 1);
             conformance_data first = conformance_slice(&data, 0, cut);
             conformance_data last = conformance_slice(&data, cut, T);
@@ -529,24 +560,9 @@ IDENTITY(g11_chained, ENGINES_EXACT)
             conformance_data late = run_engine(e, &last, 1);
             hand_back(&late, &first);
             conformance_data early = run_engine(e, &first, 1);
-            for (int64_t i = 0; i < COUNT(tokens); i++) {
-                double joined[T * 8];
-                const int64_t all = conformance_count(&whole, tokens[i]), one = all / T;
-                memcpy(joined, get(&early, tokens[i]), (size_t)(cut * one) * sizeof *joined);
-                memcpy(joined + cut * one, get(&late, tokens[i]),
-                       (size_t)((T - cut) * one) * sizeof *joined);
-                expect_close(e, tokens[i], joined, get(&whole, tokens[i]), all, 1);
-            }
-            for (int64_t i = 0; i < COUNT(carry); i++)
-                if (conformance_get(&whole, carry[i]))
-                    expect_close(e, carry[i], get(&early, carry[i]), get(&whole, carry[i]),
-                                 conformance_count(&whole, carry[i]), 1);
-            conformance_data_free(&early);
-            conformance_data_free(&late);
-            conformance_data_free(&forward);
-            conformance_data_free(&first);
-            conformance_data_free(&last);
-            conformance_data_free(&whole);
-            conformance_data_free(&data);
+            expect_chained(e, &early, &late, &whole, cut);
+            conformance_data *const all[] = {&early, &late, &forward, &first, &last, &whole, &data};
+            for (int64_t j = 0; j < COUNT(all); j++)
+                conformance_data_free(all[j]);
         }
 }

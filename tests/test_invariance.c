@@ -14,6 +14,18 @@ static bool in_vectors;
 #define V (in_vectors ? 48 : 12)
 #define T 70
 
+/* Heads that share keys, and heads that have their own: kernels write the gradients of those at
+ * once. */
+typedef struct head_counts {
+    int32_t key, value;
+} head_counts;
+static const head_counts some_heads[] = {{2, 4}, {4, 4}};
+static const head_counts *heads = some_heads;
+#define HK        (heads->key)
+#define HV        (heads->value)
+#define SHARED    (HV / HK) /* value heads of a key head */
+#define FOR_HEADS for (heads = some_heads; heads < some_heads + COUNT(some_heads); heads++)
+
 static double *get(const conformance_data *data, const char *name)
 {
     double *values = conformance_get(data, name);
@@ -28,9 +40,9 @@ static conformance_data rule_data(const engine *e, int rule, int alignment, int6
     in_vectors = e->form == FWA_FORM_CHUNKED && e->dtype == FWA_DTYPE_BF16;
     problem.key_dim = D;
     problem.value_dim = V;
-    problem.heads_key = 2;
-    problem.heads_value = 4;
-    problem.heads_query = seed % 2 ? 2 : 4;
+    problem.heads_key = HK;
+    problem.heads_value = HV;
+    problem.heads_query = seed % 2 ? HK : HV;
     problem.alignment = alignment;
     problem.read = (int32_t)(seed / 2 % 2);
     set_rule(&problem, &factor_rules[rule]);
@@ -92,10 +104,10 @@ static void neighbours(const engine *e)
         conformance_data clean = conformance_pack(list, 3), want = run_engine(e, &clean, 1);
         for (int i = 0; i < 2; i++) {
             conformance_data dirty = conformance_data_copy(&clean);
-            for (int64_t h = 0; h < 4; h++)
-                get(&dirty, "log_gate")[63 * 4 + h] = bad[i];
-            for (int64_t j = 0; i == 0 && j < 4 * V; j++)
-                get(&dirty, "v")[63 * 4 * V + j] = NAN;
+            for (int64_t h = 0; h < HV; h++)
+                get(&dirty, "log_gate")[63 * HV + h] = bad[i];
+            for (int64_t j = 0; i == 0 && j < HV * V; j++)
+                get(&dirty, "v")[63 * HV * V + j] = NAN;
             conformance_data got = run_engine(e, &dirty, 1);
             for (int n = 0; n < 3; n += 2) {
                 conformance_data *const packs[] = {&got, &want};
@@ -121,12 +133,14 @@ static void neighbours(const engine *e)
 
 Test(invariance, batches_and_packs)
 {
+    FOR_HEADS
     for (int i = 0; i < ENGINES; i++)
         batch_invariance(&engines[i]);
 }
 
 Test(invariance, neighbours)
 {
+    FOR_HEADS
     for (int i = 0; i < ENGINES; i++)
         neighbours(&engines[i]);
 }
@@ -232,12 +246,14 @@ static void one_token_more(const engine *e)
 
 Test(invariance, future_exact)
 {
+    FOR_HEADS
     for (int i = 0; i < ENGINES_EXACT; i++)
         causality(&engines[i]);
 }
 
 Test(invariance, future_16_bit)
 {
+    FOR_HEADS
     for (int i = ENGINES_EXACT; i < ENGINES; i++)
         causality(&engines[i]);
 }
@@ -291,8 +307,8 @@ static conformance_data wide_data(const engine *e, int rule, int many)
     fwa_problem problem = FWA_PROBLEM_INIT;
     problem.key_dim = many ? 8 : 64;
     problem.value_dim = many ? 8 : 128;
-    problem.heads_key = many ? 3 : 1;
     problem.heads_value = many ? 6 : 2;
+    problem.heads_key = problem.heads_value / SHARED;
     set_rule(&problem, &factor_rules[rule]);
     conformance_data data = random_data(&problem, many ? 3 : 1, problem.window > 8 ? 43 : 83, 51);
     random_gates(&data, 51);
@@ -323,21 +339,24 @@ static void thread_counts(const engine *e)
 
 Test(invariance, threads)
 {
-    for (int i = 0; i < ENGINES_EXACT; i++)
-        thread_counts(&engines[i]);
-    thread_counts(&engines[6]); /* bf16, chunked */
+    FOR_HEADS
+    {
+        for (int i = 0; i < ENGINES_EXACT; i++)
+            thread_counts(&engines[i]);
+        thread_counts(&engines[6]); /* bf16, chunked */
+    }
 }
 
 /* As many heads as large models have, on numbers of threads that they are no multiple of (B118). */
 Test(invariance, many_heads)
 {
-    static const int32_t heads[] = {16, 40, 48}, counts[] = {2, 3, 7, 24};
+    static const int32_t many[] = {16, 40, 48}, counts[] = {2, 3, 7, 24};
     static const int rules[] = {0, 1, 4, 7, 13}; /* each kernel once, the normaliser */
-    for (int64_t h = 0; h < COUNT(heads); h++)
+    for (int64_t h = 0; h < COUNT(many); h++)
         for (int64_t r = 0; r < COUNT(rules); r++) {
             fwa_problem problem = FWA_PROBLEM_INIT;
             problem.key_dim = problem.value_dim = 8;
-            problem.heads_key = problem.heads_value = problem.heads_query = heads[h];
+            problem.heads_key = problem.heads_value = problem.heads_query = many[h];
             set_rule(&problem, &factor_rules[rules[r]]);
             conformance_data data = random_data(&problem, 1, 35, 61);
             random_gates(&data, 61);
@@ -356,56 +375,74 @@ Test(invariance, many_heads)
         }
 }
 
+static void repetitions(const engine *e, int rule)
+{
+    conformance_data data = wide_data(e, rule, rule % 2);
+    conformance_data want = run_threads(e, &data, 2);
+    for (int times = 0; times < 20; times++) {
+        conformance_data got = run_threads(e, &data, 2);
+        expect_all_same(e, factor_rules[rule].name, &got, &want);
+        conformance_data_free(&got);
+    }
+    conformance_data_free(&want);
+    conformance_data_free(&data);
+}
+
 Test(invariance, repetitions)
 {
     static const int rules[] = {0, 1, 4, 7, 8, 13}; /* each kernel once, the normaliser */
+    FOR_HEADS
     for (int i = 0; i < ENGINES; i++)
-        for (int64_t j = 0; j < COUNT(rules); j++) {
-            const int rule = rules[j];
-            conformance_data data = wide_data(&engines[i], rule, rule % 2);
-            conformance_data want = run_threads(&engines[i], &data, 2);
-            for (int times = 0; times < 20; times++) {
-                conformance_data got = run_threads(&engines[i], &data, 2);
-                expect_all_same(&engines[i], factor_rules[rule].name, &got, &want);
-                conformance_data_free(&got);
-            }
-            conformance_data_free(&want);
-            conformance_data_free(&data);
-        }
+        for (int64_t j = 0; j < COUNT(rules); j++)
+            repetitions(&engines[i], rules[j]);
 }
 
 /* ---- NaN elsewhere ---- */
 
-/* Inputs of row 1: which of their heads is bad, and which value heads may see it. */
+/* Inputs of row 1: which of their heads is bad. */
 static const struct {
     const char *name;
-    int64_t head;         /* the bad one */
-    int64_t first, count; /* value heads that read it */
-} bad_heads[] = {
-    {"q", 1, 1, 1},      {"k", 1, 2, 2},        {"v", 2, 2, 1},        {"beta", 3, 3, 1},
-    {"lambda", 0, 0, 1}, {"log_gate", 2, 2, 1}, {"state_in", 1, 1, 1}, {"prev_key_in", 0, 0, 2},
-};
+    int64_t head;
+} bad_heads[] = {{"q", 1},      {"k", 1},        {"v", 2},        {"beta", 3},
+                 {"lambda", 0}, {"log_gate", 2}, {"state_in", 1}, {"prev_key_in", 0}};
 
-/* Compares all rows but row 1, and of row 1 all value heads but the affected ones. */
+/* The axis of a tensor's heads: of queries, keys or values. */
+static int64_t head_axis(const problem_tensor *row)
+{
+    int64_t axis = 0;
+    while (row->axes[axis] != 'q' && row->axes[axis] != 'k' && row->axes[axis] != 'v')
+        axis++;
+    return axis;
+}
+
+/* Value heads that one of a tensor's heads belongs to. */
+static int64_t values_of_head(const conformance_data *data, const problem_tensor *row)
+{
+    const char axis = row->axes[head_axis(row)];
+    const fwa_problem *p = &data->problem;
+    return p->heads_value / (axis == 'k'   ? p->heads_key
+                             : axis == 'q' ? p->heads_query
+                                           : p->heads_value);
+}
+
+/* Compares all rows but row 1, and of row 1 all heads but those that have to do with value heads
+ * [first, first + count). */
 static void expect_others(const engine *e, const char *what, const char *name,
                           const conformance_data *got, const conformance_data *want, int64_t first,
                           int64_t count)
 {
     const problem_tensor *row = problem_tensor_find(name);
-    int64_t shape[FWA_MAX_RANK], axis = 0, inner = 1;
+    const int64_t axis = head_axis(row), values = values_of_head(want, row);
+    int64_t shape[FWA_MAX_RANK], inner = 1;
     char label[96];
     const int32_t rank = conformance_shape(want, row, shape);
     snprintf(label, sizeof label, "NaN in %s: %s of another head or row", what, name);
-    while (axis < rank && row->axes[axis] != 'v')
-        axis++;
-    if (axis == rank)
-        return; /* no value heads: shared by them */
     for (int64_t i = axis + 1; i < rank; i++)
         inner *= shape[i];
     const int64_t n = conformance_row_count(want, row);
     for (int64_t i = 0; i < n; i += inner) {
-        const int64_t head = i / inner % shape[axis], batch = i / (n / shape[0]);
-        if (batch != 1 || head < first || head >= first + count)
+        const int64_t head = i / inner % shape[axis] * values, batch = i / (n / shape[0]);
+        if (batch != 1 || head + values <= first || head >= first + count)
             expect_equal(e, label, get(got, name) + i, get(want, name) + i, inner);
     }
 }
@@ -413,10 +450,9 @@ static void expect_others(const engine *e, const char *what, const char *name,
 static void poison(conformance_data *data, const char *name, int64_t head)
 {
     const problem_tensor *row = problem_tensor_find(name);
-    int64_t shape[FWA_MAX_RANK], axis = 0, inner = 1;
+    const int64_t axis = head_axis(row);
+    int64_t shape[FWA_MAX_RANK], inner = 1;
     const int32_t rank = conformance_shape(data, row, shape);
-    while (row->axes[axis] != 'q' && row->axes[axis] != 'k' && row->axes[axis] != 'v')
-        axis++;
     for (int64_t i = axis + 1; i < rank; i++)
         inner *= shape[i];
     const int64_t n = conformance_row_count(data, row);
@@ -428,18 +464,21 @@ static void poison(conformance_data *data, const char *name, int64_t head)
 
 static void nan_in_one_head(const engine *e)
 {
-    static const char *const results[] = {"o",       "state_out", "dv",       "dbeta",
-                                          "dlambda", "dlog_gate", "dstate_in"};
+    static const char *const results[] = {
+        "o",       "state_out", "dq",        "dk",           "dv",           "dbeta",
+        "dlambda", "dlog_gate", "dstate_in", "dprev_key_in", "dtail_key_in", "dtail_value_in"};
     for (int rule = next_rule(e, -1); rule < FACTOR_RULES; rule = next_rule(e, rule)) {
         conformance_data clean = rule_data(e, rule, FWA_ALIGNMENT_NEXT_LATENT, 3, 21, 60);
         conformance_data want = run_engine(e, &clean, 1);
         for (int64_t i = 0; i < COUNT(bad_heads); i++) {
             conformance_data dirty = conformance_data_copy(&clean);
+            const int64_t values = values_of_head(&clean, problem_tensor_find(bad_heads[i].name));
             poison(&dirty, bad_heads[i].name, bad_heads[i].head);
             conformance_data got = run_engine(e, &dirty, 1);
             for (int64_t j = 0; j < COUNT(results); j++)
-                expect_others(e, bad_heads[i].name, results[j], &got, &want, bad_heads[i].first,
-                              bad_heads[i].count);
+                if (conformance_get(&want, results[j]))
+                    expect_others(e, bad_heads[i].name, results[j], &got, &want,
+                                  bad_heads[i].head * values, values);
             conformance_data_free(&got);
             conformance_data_free(&dirty);
         }
@@ -450,6 +489,7 @@ static void nan_in_one_head(const engine *e)
 
 Test(invariance, nan_in_one_head)
 {
+    FOR_HEADS
     for (int i = 0; i < ENGINES; i++)
         nan_in_one_head(&engines[i]);
 }
@@ -462,19 +502,19 @@ static void nan_in_one_place(const engine *e)
         conformance_data clean = rule_data(e, rule, rule % 2, 1, 40, 62);
         conformance_data want = run_engine(e, &clean, 0);
         conformance_data dirty = conformance_data_copy(&clean);
-        get(&dirty, "q")[bad * 4 * D + 3] = NAN;
+        get(&dirty, "q")[bad * HV * D + 3] = NAN;
         conformance_data got = run_engine(e, &dirty, 0);
-        expect_equal(e, "NaN in q: tokens before", get(&got, "o"), get(&want, "o"), bad * 4 * V);
-        expect_equal(e, "NaN in q: tokens after", get(&got, "o") + (bad + 1) * 4 * V,
-                     get(&want, "o") + (bad + 1) * 4 * V, (39 - bad) * 4 * V);
+        expect_equal(e, "NaN in q: tokens before", get(&got, "o"), get(&want, "o"), bad * HV * V);
+        expect_equal(e, "NaN in q: tokens after", get(&got, "o") + (bad + 1) * HV * V,
+                     get(&want, "o") + (bad + 1) * HV * V, (39 - bad) * HV * V);
         conformance_data_free(&got);
         conformance_data_free(&dirty);
         dirty = conformance_data_copy(&clean);
-        get(&dirty, "v")[bad * 4 * V + column] = NAN;
+        get(&dirty, "v")[bad * HV * V + column] = NAN;
         got = run_engine(e, &dirty, 0);
         int64_t wrong = 0;
-        for (int64_t i = 0; i < 40 * 4 * V; i++)
-            wrong += i % (4 * V) != column && get(&got, "o")[i] != get(&want, "o")[i];
+        for (int64_t i = 0; i < 40 * HV * V; i++)
+            wrong += i % (HV * V) != column && get(&got, "o")[i] != get(&want, "o")[i];
         cr_expect_eq(wrong, 0, "%s: %s: NaN in a value column reaches %d numbers of others",
                      engine_name(e), factor_rules[rule].name, (int)wrong);
         conformance_data_free(&got);
@@ -613,36 +653,42 @@ Test(invariance, grouped_heads)
 }
 
 /* No byte behind a tensor's last is touched: there is a page that cannot be. */
+static void guard_pages(const engine *e, int rule, int64_t tokens, const int32_t dims[2])
+{
+    fwa_problem problem = FWA_PROBLEM_INIT;
+    problem.key_dim = dims[0];
+    problem.value_dim = dims[1];
+    problem.heads_value = 2;
+    problem.heads_key = 2 / SHARED;
+    set_rule(&problem, &factor_rules[rule]);
+    conformance_data data = random_data(&problem, 1, tokens, 95);
+    random_gates(&data, 95);
+    random_carry(&data, 5, 95);
+    random_upstream(&data, 1, 95);
+    conformance_round(&data, e->dtype, FWA_DTYPE_NONE);
+    conformance_data want = run_engine(&engines[0], &data, 1);
+    const conformance_options options = {.context = context_of("cpu", 1),
+                                         .form = e->form,
+                                         .dtype = e->dtype,
+                                         .layout = CONFORMANCE_GUARDED,
+                                         .backward = 1,
+                                         .saved = 1};
+    conformance_data got = run_options(&options, &data);
+    expect_all_close(e, factor_rules[rule].name, &got, &want);
+    conformance_data_free(&got);
+    conformance_data_free(&want);
+    conformance_data_free(&data);
+}
+
 Test(invariance, guard_pages)
 {
     static const int64_t tokens[] = {1, 2, 15, 16, 17, 63, 64, 65, 127, 129};
     static const int32_t dims[][2] = {{16, 12}, {33, 31}, {7, 100}, {64, 64}, {3, 2}};
+    FOR_HEADS
     for (int i = 1; i < ENGINES; i++)
-        for (int64_t j = 0; j < COUNT(tokens); j++) {
-            fwa_problem problem = FWA_PROBLEM_INIT;
-            const int rule = (int)((i * 7 + j) % FACTOR_RULES);
-            problem.key_dim = dims[(i + j) % COUNT(dims)][0];
-            problem.value_dim = dims[(i + j) % COUNT(dims)][1];
-            problem.heads_value = 2;
-            set_rule(&problem, &factor_rules[rule]);
-            conformance_data data = random_data(&problem, 1, tokens[j], 95);
-            random_gates(&data, 95);
-            random_carry(&data, 5, 95);
-            random_upstream(&data, 1, 95);
-            conformance_round(&data, engines[i].dtype, FWA_DTYPE_NONE);
-            conformance_data want = run_engine(&engines[0], &data, 1);
-            const conformance_options options = {.context = context_of("cpu", 1),
-                                                 .form = engines[i].form,
-                                                 .dtype = engines[i].dtype,
-                                                 .layout = CONFORMANCE_GUARDED,
-                                                 .backward = 1,
-                                                 .saved = 1};
-            conformance_data got = run_options(&options, &data);
-            expect_all_close(&engines[i], factor_rules[rule].name, &got, &want);
-            conformance_data_free(&got);
-            conformance_data_free(&want);
-            conformance_data_free(&data);
-        }
+        for (int64_t j = 0; j < COUNT(tokens); j++)
+            guard_pages(&engines[i], (int)((i * 7 + j) % FACTOR_RULES), tokens[j],
+                        dims[(i + j) % COUNT(dims)]);
 }
 
 /* A query is nothing to the gradients of keys that come after it, nor a key to those of queries
@@ -655,16 +701,16 @@ static void nan_and_gradients(const engine *e)
             conformance_data clean = rule_data(e, rule, rule % 2, 1, 40, seed);
             conformance_data want = run_engine(e, &clean, 1);
             conformance_data dirty = conformance_data_copy(&clean);
-            get(&dirty, "q")[bad * 4 * D + 3] = NAN;
+            get(&dirty, "q")[bad * HV * D + 3] = NAN;
             conformance_data got = run_engine(e, &dirty, 1);
-            expect_equal(e, "NaN in q: dk behind", get(&got, "dk") + (bad + 1) * 2 * D,
-                         get(&want, "dk") + (bad + 1) * 2 * D, (39 - bad) * 2 * D);
+            expect_equal(e, "NaN in q: dk behind", get(&got, "dk") + (bad + 1) * HK * D,
+                         get(&want, "dk") + (bad + 1) * HK * D, (39 - bad) * HK * D);
             conformance_data_free(&got);
             conformance_data_free(&dirty);
             dirty = conformance_data_copy(&clean);
-            get(&dirty, "k")[bad * 2 * D + 3] = NAN;
+            get(&dirty, "k")[bad * HK * D + 3] = NAN;
             got = run_engine(e, &dirty, 1);
-            expect_equal(e, "NaN in k: dq before", get(&got, "dq"), get(&want, "dq"), bad * 4 * D);
+            expect_equal(e, "NaN in k: dq before", get(&got, "dq"), get(&want, "dq"), bad * HV * D);
             conformance_data_free(&got);
             conformance_data_free(&dirty);
             conformance_data_free(&want);
@@ -674,6 +720,7 @@ static void nan_and_gradients(const engine *e)
 
 Test(invariance, nan_and_gradients)
 {
+    FOR_HEADS
     for (int i = 0; i < ENGINES; i++)
         nan_and_gradients(&engines[i]);
 }
@@ -687,7 +734,7 @@ static void nan_and_tail(const engine *e, int rule)
     data.problem.step = FWA_STEP_DIRECT;
     fill(&data, "beta", 0.01);
     conformance_round(&data, e->dtype, FWA_DTYPE_NONE);
-    for (int64_t head = 0; head < 4; head++)
+    for (int64_t head = 0; head < HV; head++)
         get(&data, "lambda")[head] = NAN;
     conformance_data want = run_engine(&engines[0], &data, 1), got = run_engine(e, &data, 1);
     for (int64_t i = 0; i < COUNT(results); i++) {
@@ -702,6 +749,7 @@ static void nan_and_tail(const engine *e, int rule)
 
 Test(invariance, nan_and_tail)
 {
+    FOR_HEADS
     for (int i = 0; i < ENGINES; i++)
         for (int rule = next_rule(&engines[i], -1); rule < FACTOR_RULES;
              rule = next_rule(&engines[i], rule))

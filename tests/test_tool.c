@@ -194,6 +194,14 @@ Test(tool, info)
                                         "falcon3a.3"};
     for (size_t i = 0; i < COUNT(words); i++)
         expect("info", 0, words[i]);
+    /* The levels that were compiled in, and those that there are here, whichever is asked for. */
+    expect("info", 0, "with threads; compiled for generic");
+    expect("info", 0, "\n    this machine has generic");
+    cr_assert_eq(setenv("FWA_CPU_ISA", "generic", 1), 0);
+    const char *list = strstr(run("info")->out, "this machine has generic");
+    cr_assert_not_null(list);
+    cr_expect_not_null(strstr(list, ", generic; threads:"), "%s", list);
+    unsetenv("FWA_CPU_ISA");
     /* Modules are looked for where the environment says, and the table says where that is. */
     cr_assert_eq(setenv("FWA_BACKEND_PATH", folder, 1), 0);
     expect("info", 0, "cuda: absent: no such file\n    looked for in /tmp/fwa-test-tool-");
@@ -434,7 +442,7 @@ Test(tool, verify_finds_what_is_wrong)
     expect("verify wrong", 1, "FAIL");
     expect("verify wrong", 1, "dlambda");
     /* The kernel is that of the pass that the tensor comes from. */
-    expect("verify wrong -b cpu -f chunked", 1, "/f32/backward ");
+    expect("verify wrong -b cpu -f chunked", 1, "/f32/adjoint ");
     file = vector("falcon1_plain");
     doubles(file, "o")[0] += 1e-3;
     save(file, "wrong_o");
@@ -544,6 +552,21 @@ static void expect_png(const char *line, unsigned size)
             size, "%s", line);
 }
 
+/* A batch of nothing. */
+static void save_no_rows(const char *name)
+{
+    static const char *const data[] = {"q", "k", "v"}, *const gates[] = {"beta", "lambda"};
+    static const int64_t shape[] = {0, 3, 1, 2};
+    safetensors_message message = {""};
+    safetensors *file = safetensors_new(&message);
+    for (size_t i = 0; i < COUNT(data); i++)
+        safetensors_add(file, data[i], FWA_DTYPE_F64, 4, shape, &message);
+    for (size_t i = 0; i < COUNT(gates); i++)
+        safetensors_add(file, gates[i], FWA_DTYPE_F64, 3, shape, &message);
+    safetensors_set_metadata(file, "rule", "falcon1", &message);
+    save(file, name);
+}
+
 Test(tool, mask_sizes)
 {
     save(vector("falcon2_wide"), "in"); /* 130 tokens */
@@ -553,6 +576,8 @@ Test(tool, mask_sizes)
     expect("mask in -o out --channel 64", 2, "--channel is 64; it runs from 0 to 63");
     expect("mask in -o out --head 1", 2, "--head is 1; it runs from 0 to 0");
     expect("mask in -o out --sequence 1", 2, "--sequence is 1; it runs from 0 to 0");
+    save_no_rows("none");
+    expect("mask none -o out", 4, "the file has no sequence to make a picture of");
     save(vector("falcon3_packed"), "in");
     safetensors *file = vector("falcon3_packed");
     const int64_t *bounds = safetensors_find(file, "cu_seqlens")->data;

@@ -439,7 +439,7 @@ FWA_API fwa_status fwa_plan_create(fwa_context *context, const fwa_problem *prob
                                    fwa_plan **plan);
 /* Frees it; NULL is fine. No call may be running on it. */
 FWA_API void fwa_plan_destroy(fwa_plan *plan);
-/* What will run: "cpu/avx2/chunked/16/regression/head/window1/f32/forward"; lives as long as the
+/* What will run: "cpu/avx2/chunked/64/regression/head/window1/f32/forward"; lives as long as the
  * plan. */
 FWA_API const char *fwa_plan_kernel_name(const fwa_plan *plan, fwa_pass pass);
 /* Bytes of workspace for calls up to this size: `batch` rows of `tokens` tokens holding `sequences`

@@ -23,8 +23,8 @@ static fwa_status open_device(fwa_context *context, int32_t device)
         return fwa_fail(FWA_ERROR_DEVICE, "backend %s has no device%s%s", context->backend->name,
                         message.text[0] ? ": " : "", message.text);
     if (device < 0 || device >= count)
-        return fwa_fail(FWA_ERROR_VALUE, "options->device is %d; backend %s has %d devices",
-                        (int)device, context->backend->name, (int)count);
+        return fwa_fail(FWA_ERROR_VALUE, "options->device is %d; backend %s has %d device%s",
+                        (int)device, context->backend->name, (int)count, count == 1 ? "" : "s");
     status = context->backend->open(device, &context->device, context->device_name,
                                     sizeof context->device_name, &message);
     return status == FWA_OK ? FWA_OK : backend_failed(context, status, &message);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The adjoint's states, rows and gates: what its walk and its products work on. */
 
-#define ADJOINT         FWA_CPU_ADJOINT_CHUNK
+#define ADJOINT_CHUNK   FWA_CPU_ADJOINT_CHUNK
 #define ADJOINT_VECTORS 2 /* of a strip of value columns, at most */
 #define STRIP_ROW       (ADJOINT_VECTORS * FWA_LANES)
 #define SEGMENT         FWA_CPU_SEGMENT_TOKENS
@@ -31,8 +31,8 @@ typedef struct {
     float gamma_of[SEGMENT], kappa_of[SEGMENT]; /* where gates are per head */
     /* Of the chunk's tokens, where gates are per head. */
     const float *gamma, *kappa;
-    float decay[ADJOINT + 1]; /* products of the gammas before each, and of all */
-    vec gamma_sums[ADJOINT], kappa_sums[ADJOINT];
+    float decay[ADJOINT_CHUNK + 1]; /* products of the gammas before each, and of all */
+    vec gamma_sums[ADJOINT_CHUNK], kappa_sums[ADJOINT_CHUNK];
 } adjoint_work;
 
 /* ---- States, transposed ---- */
@@ -178,33 +178,8 @@ static void load_rows(const adjoint_work *a)
 
 /* ---- Gates ---- */
 
-/* Pairs in the window of token t of the sequence. */
-static int64_t pairs_at(const unit_work *w, int64_t t)
-{
-    const int64_t pairs = t - w->first_pair + 1;
-    return pairs < 0 ? 0 : pairs < w->window ? pairs : w->window;
-}
-
-/* A gate of the segment's tokens. */
-static void load_segment_gate(const adjoint_work *a, const fwa_tensor *t, float absent, float *to)
-{
-    const unit_work *w = &a->w;
-    const int64_t n = a->to - a->segment;
-    const float *from;
-    int64_t i;
-    if (!fwa_present(t)) {
-        for (i = 0; i < n; i++)
-            to[i] = absent;
-        return;
-    }
-    from = (const float *)(const void *)fwa_element(
-        t, fwa_at3(t, w->s->row, w->s->first + a->segment, w->u.head));
-    for (i = 0; i < n; i++)
-        to[i] = from[i * t->stride[1]];
-}
-
-/* Inner products of the segment's keys, from the tail's first on, with themselves and the keys before
- * them, as far as a window goes; 0 where one of the two does not exist. */
+/* Inner products of the segment's keys, from the tail's first on, with themselves and the keys
+ * before them, as far as a window goes; 0 where one of the two does not exist. */
 static void load_lags(const adjoint_work *a)
 {
     const unit_work *w = &a->w;
@@ -229,12 +204,9 @@ static void load_eigen(adjoint_work *a, int64_t t)
     const fwa_cpu_adjoint *s = a->a;
     const int B = a->w.window;
     const int64_t size = (int64_t)B * (B + 1) / 2 * FWA_LANES, n = a->to - a->segment;
-    double *to = s->matrices, *vectors = s->matrices + 2 * size, top[FWA_LANES];
+    double *vectors = s->matrices + 2 * size, top[FWA_LANES];
     int64_t k, i;
-    for (i = 0; i < B; i++)
-        for (int64_t j = 0; j <= i; j++)
-            for (k = 0; k < FWA_LANES; k += FWA_LANES / 2, to += FWA_LANES / 2)
-                store_wide(to, load_wide(s->lags + (i - j) * FWA_CPU_ADJOINT_LAG_ROW + t + i + k));
+    window_matrices(B, s->lags + t, FWA_CPU_ADJOINT_LAG_ROW, s->matrices);
     FWA_KERNEL(top_eigenvectors)(B, s->matrices, s->matrices + size, top, vectors);
     for (k = 0; k < FWA_LANES && t + k < n; k++) {
         const int64_t count = pairs_at(&a->w, a->segment + t + k);
@@ -268,8 +240,8 @@ static void load_steps_of_segment(adjoint_work *a)
     const int64_t n = a->to - a->segment;
     float beta[SEGMENT];
     int64_t t;
-    load_segment_gate(a, w->in.lambda, 0, a->lambda);
-    load_segment_gate(a, w->in.log_gate, 0, a->gate);
+    load_gate(w, w->in.lambda, a->segment, n, 0, a->lambda);
+    load_gate(w, w->in.log_gate, a->segment, n, 0, a->gate);
     for (t = 0; t < n; t++)
         a->gate[t] = fwa_decay_clip_gate_f32(a->gate[t]);
     for (t = n; t % FWA_LANES; t++)
@@ -281,7 +253,7 @@ static void load_steps_of_segment(adjoint_work *a)
         load_statistics(a);
     if (w->per_channel)
         return;
-    load_segment_gate(a, w->in.beta, 1, beta);
+    load_gate(w, w->in.beta, a->segment, n, 1, beta);
     for (t = 0; t < n; t++) {
         const int64_t count = pairs_at(w, a->segment + t);
         a->gamma_of[t] = 1;
@@ -293,20 +265,6 @@ static void load_steps_of_segment(adjoint_work *a)
         a->gamma_of[t] = a->step[t].gamma;
         a->kappa_of[t] = a->step[t].eta / (float)count;
     }
-}
-
-/* beta of the chunk's token t, per channel. */
-static void load_beta_row(const adjoint_work *a, int64_t t, float *to)
-{
-    const unit_work *w = &a->w;
-    const fwa_tensor *beta = w->in.beta;
-    int64_t i;
-    if (fwa_present(beta))
-        fwa_load_f32(beta, fwa_at3(beta, w->s->row, w->s->first + w->start + t, w->u.head),
-                     w->p->value_dim, to);
-    else
-        for (i = 0; i < w->p->value_dim; i++)
-            to[i] = 1;
 }
 
 static gates gates_of(const adjoint_work *a, int64_t t)
@@ -329,7 +287,7 @@ static void load_channel_steps(const adjoint_work *a)
         const int64_t columns = pairs_at(w, w->start + t) ? w->p->value_dim : 0;
         const gates g = gates_of(a, t);
         if (columns) {
-            load_beta_row(a, t, s->raw);
+            load_beta_row(w, w->start + t, s->raw);
             column_steps(&w->knobs, &g, a->statistic[at + t], 1, columns, s->raw, gamma, kappa);
         }
         for (i = columns; i < a->width; i++) {
@@ -349,10 +307,9 @@ static void set_chunk(adjoint_work *a, int64_t start)
 {
     unit_work *w = &a->w;
     const int64_t at = start - a->segment, first = w->first_pair - start + w->window - 1;
-    const int64_t tokens = ADJOINT - (w->s->seen + start) % ADJOINT, left = w->s->length - start;
     int64_t t;
     w->start = start;
-    w->tokens = tokens < left ? tokens : left;
+    w->tokens = grid_tokens(w, start, ADJOINT_CHUNK);
     w->pairs = w->tokens + w->window - 1;
     w->first = first > 0 ? first : 0;
     a->features = a->a->features + 2 * at * a->a->feature_stride;

@@ -2,13 +2,13 @@
 /* The chunked form's backward, without the normaliser: the adjoint of a chunk of C tokens and the
  * J = C + B - 1 pairs that they write. Compiled once per ISA.
  *
- * A unit is some heads with all their value columns. States and their gradients are kept transposed,
- * rows of features per value column: all products with them but X dS (and, with gates per channel,
- * X S and Q S) then add multiples of rows. Segments go from the last to the first. In each, the
- * states at its chunks' starts come from the kept state and what the forward kept of each token; then
- * the chunks' adjoints, from the last to the first. With S_t = Gamma_t S_0 + sum_j x_j w_{j,t}^T,
- * the walk (adjoint_walk_tmpl.h) goes back from dW = X dS to H, the gradients of the predictions that
- * S_0 makes, and to those of Gram matrix (dG) and scores (dP):
+ * A unit is some heads with all their value columns. States and their gradients are kept
+ * transposed, rows of features per value column: all products with them but X dS (and, with gates
+ * per channel, X S and Q S) then add multiples of rows. Segments go from the last to the first. In
+ * each, the states at its chunks' starts come from the kept state and what the forward kept of each
+ * token; then the chunks' adjoints, from the last to the first. With S_t = Gamma_t S_0 + sum_j x_j
+ * w_{j,t}^T, the walk (adjoint_walk_tmpl.h) goes back from dW = X dS to H, the gradients of the
+ * predictions that S_0 makes, and to those of Gram matrix (dG) and scores (dP):
  *
  *     dQ = dP X + Gamma dO S_0^T      dX = dP^T Q + (dG + dG^T) X + W dS^T + Gamma H S_0^T
  *     dS_0 = Gamma dS + (Gamma Q)^T dO + (Gamma X)^T H
@@ -107,9 +107,10 @@ static void turn_features(const adjoint_work *a, const float *rows, int64_t colu
 {
     const fwa_cpu_adjoint *s = a->a;
     int64_t d;
-    for (d = 0; a->w.tokens < ADJOINT && d < a->dim; d++)
-        memset(s->keys + d * 2 * ADJOINT + column, 0, sizeof(float) * ADJOINT);
-    transpose(a->w.tokens, a->dim, rows, 2 * s->feature_stride, s->keys + column, 2 * ADJOINT);
+    for (d = 0; a->w.tokens < ADJOINT_CHUNK && d < a->dim; d++)
+        memset(s->keys + d * 2 * ADJOINT_CHUNK + column, 0, sizeof(float) * ADJOINT_CHUNK);
+    transpose(a->w.tokens, a->dim, rows, 2 * s->feature_stride, s->keys + column,
+              2 * ADJOINT_CHUNK);
 }
 
 /* Inner products of the tail's keys with rows of a state, to rows of value columns. */
@@ -134,15 +135,17 @@ static void products_along_keys(const adjoint_work *a)
     const int64_t V = w->p->value_dim, n = w->tokens, tail = w->window - 1, width = s->width_stride;
     const operand grad = {a->grad, s->state_stride, 1}, state = {a->state, s->state_stride, 1};
     turn_features(a, key_of(a, tail), 0);
-    product(V, ADJOINT, a->dim, grad, s->keys, 2 * ADJOINT, s->turned, 2 * ADJOINT, NULL);
-    transpose(V, n, s->turned, 2 * ADJOINT, s->seeds + tail * width, width);
+    product(V, ADJOINT_CHUNK, a->dim, grad, s->keys, 2 * ADJOINT_CHUNK, s->turned,
+            2 * ADJOINT_CHUNK, NULL);
+    transpose(V, n, s->turned, 2 * ADJOINT_CHUNK, s->seeds + tail * width, width);
     products_of_tail(a, a->grad, s->seeds);
     if (!w->per_channel)
         return;
-    turn_features(a, query_of(a, 0), ADJOINT);
-    product(V, 2 * ADJOINT, a->dim, state, s->keys, 2 * ADJOINT, s->turned, 2 * ADJOINT, NULL);
-    transpose(V, n, s->turned, 2 * ADJOINT, s->recalled, 2 * width);
-    transpose(V, n, s->turned + ADJOINT, 2 * ADJOINT, s->recalled + width, 2 * width);
+    turn_features(a, query_of(a, 0), ADJOINT_CHUNK);
+    product(V, 2 * ADJOINT_CHUNK, a->dim, state, s->keys, 2 * ADJOINT_CHUNK, s->turned,
+            2 * ADJOINT_CHUNK, NULL);
+    transpose(V, n, s->turned, 2 * ADJOINT_CHUNK, s->recalled, 2 * width);
+    transpose(V, n, s->turned + ADJOINT_CHUNK, 2 * ADJOINT_CHUNK, s->recalled + width, 2 * width);
 }
 
 /* Sums over rows of features of S times its gradient, by value columns; returns the sum of all. */
@@ -388,7 +391,8 @@ static void statistic_gradient(const adjoint_work *a, int64_t t, int64_t count, 
                    w->needs_eigen ? s->raw : key_of(a, low + i), a->dim);
 }
 
-/* The gradients of beta (per head), lambda and log_gate of a token, to those tensors that are there. */
+/* The gradients of beta (per head), lambda and log_gate of a token, to those tensors that are
+ * there. */
 static void store_gates(const unit_work *w, const fwa_tensor *const outs[3], int64_t token,
                         const float *grads)
 {
@@ -424,7 +428,7 @@ static void gate_gradients(const adjoint_work *a, const float *gamma_grad, const
             grads[2] = grad.log_gate;
             statistic = grad.statistic;
         } else if (count) {
-            load_beta_row(a, t, a->a->raw);
+            load_beta_row(w, w->start + t, a->a->raw);
             column_steps_back(&w->knobs, &g, a->statistic[at + t], 1, V, a->a->raw,
                               a->a->gamma_grads + t * a->a->width_stride,
                               a->a->kappa_grads + t * a->a->width_stride, &of);
@@ -443,8 +447,8 @@ static void gate_gradients(const adjoint_work *a, const float *gamma_grad, const
 
 /* ---- A chunk ---- */
 
-/* The gradient of a row of q or k from that of its features, and what else there is of it (`more`, a
- * tensor's row, may be NULL): written where it belongs. */
+/* The gradient of a row of q or k from that of its features, and what else there is of it (`more`,
+ * a tensor's row, may be NULL): written where it belongs. */
 static void store_feature_grad(const adjoint_work *a, const fwa_tensor *t, int64_t offset,
                                const float *raw, const float *grad, const fwa_tensor *more,
                                int64_t more_offset)
@@ -499,7 +503,7 @@ static void adjoint_chunk(adjoint_work *a)
 {
     const unit_work *w = &a->w;
     const fwa_cpu_plan *plan = w->plan;
-    float gamma_grad[ADJOINT], kappa_grad[ADJOINT], whole;
+    float gamma_grad[ADJOINT_CHUNK], kappa_grad[ADJOINT_CHUNK], whole;
     float *x_grad = plan->own_keys ? a->a->x_grad
                                    : fwa_cpu_key_grad(plan, a->parts, w->u.head, w->s,
                                                       w->start - (w->window - 1));
@@ -618,7 +622,7 @@ static void adjoint_segment(adjoint_work *a, int64_t index)
     const fwa_problem *p = w->p;
     const fwa_cpu_adjoint *s = a->a;
     const int64_t size = p->value_dim * s->state_stride, tail = (w->window - 1) * s->width_stride;
-    int64_t starts[SEGMENT / ADJOINT + 1], start, i;
+    int64_t starts[SEGMENT / ADJOINT_CHUNK + 1], start, i;
     load_rows(a);
     load_steps_of_segment(a);
     transpose(p->key_dim, p->value_dim, fwa_cpu_kept(p, a->parts, w->u.head, index),

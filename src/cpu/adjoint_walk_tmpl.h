@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The adjoint's walk through a chunk, by strips of value columns: in `history`, the coefficients w
- * before each token, and after the last; then from the last token back to the first. All that a
- * strip needs stays in the first cache. Inner products over the value columns are summed lane by
- * lane, in vectors, strip after strip. */
+ * before each token, and after the last; then from the last token back to the first. What a strip
+ * needs is in the second cache at the latest (doc/design.md has sizes). Inner products over the
+ * value columns are summed lane by lane, in vectors, strip after strip. */
 
 /* Of a strip: a row of gammas or kappas. */
 INLINE strip gate_strip(const adjoint_work *a, const float *of_head, const float *of_channels,
@@ -143,8 +143,8 @@ INLINE void read_strip_back(const adjoint_work *a, int64_t t, int64_t to, const 
     }
 }
 
-/* The adjoint of a window's write and of its predictions' step at token t: gradients of the window's
- * values and predictions before it; of kappa, and part of that of gamma. */
+/* The adjoint of a window's write and of its predictions' step at token t: gradients of the
+ * window's values and predictions before it; of kappa, and part of that of gamma. */
 INLINE void window_strip_back(const adjoint_work *a, int64_t t, int64_t low, const strip *gamma,
                               const strip *kappa, strip *gamma_grad, strip *kappa_grad,
                               const bool regression, int64_t at, const int U)
@@ -196,8 +196,8 @@ INLINE void window_strip_back(const adjoint_work *a, int64_t t, int64_t low, con
     }
 }
 
-/* The same where the window is the token's own pair, whose prediction the state alone makes. Returns
- * the residual's gradient; with gates per channel it becomes the prediction's. */
+/* The same where the window is the token's own pair, whose prediction the state alone makes.
+ * Returns the residual's gradient; with gates per channel it becomes the prediction's. */
 INLINE strip single_strip_back(const adjoint_work *a, int64_t t, const strip *gamma,
                                const strip *kappa, strip *gamma_grad, strip *kappa_grad,
                                const bool regression, int64_t at, const int U)
@@ -225,8 +225,9 @@ INLINE strip single_strip_back(const adjoint_work *a, int64_t t, const strip *ga
     return grad;
 }
 
-/* Back from after token t's step to before it, for the pairs that were there, rows [first, to) of w;
- * `entry` is the gradient of what enters at t, `grad` that of the output that is read before it. */
+/* Back from after token t's step to before it, for the pairs that were there, rows [first, to) of
+ * w; `entry` is the gradient of what enters at t, `grad` that of the output that is read before
+ * it. */
 INLINE void step_strip_back(const adjoint_work *a, const float *history, int64_t to,
                             const strip *gamma, strip *gamma_grad, const strip *entry,
                             const float *entries, float *entry_sums, const strip *grad,
@@ -271,14 +272,8 @@ INLINE void begin_strip_back(const adjoint_work *a, int64_t at, const bool windo
     }
 }
 
-/* The gradient at hand of what the start's state contributes, column by column, and what has been
- * read of it: with gates per channel. */
-typedef struct {
-    strip grad;
-    const float *decay; /* of the moment */
-} start_strip;
-
-/* += grad * recalled */
+/* The gradient of what the start's state contributes, column by column, with gates per channel:
+ * += grad * recalled, for what has been read of it. */
 INLINE void start_add(strip *start, const strip *grad, const float *recalled, const int U)
 {
     const strip row = strip_load(recalled, U);
@@ -286,8 +281,8 @@ INLINE void start_add(strip *start, const strip *grad, const float *recalled, co
     FOR_STRIP start->v[u] += grad->v[u] * row.v[u];
 }
 
-/* The walk back. Rows of gradients of predictions at their entry (H), of outputs, and both with their
- * decays; of values; of gammas and kappas. */
+/* The walk back. Rows of gradients of predictions at their entry (H), of outputs, and both with
+ * their decays; of values; of gammas and kappas. */
 INLINE void walk_back(adjoint_work *a, int64_t at, const bool regression, const bool windows,
                       const int U)
 {

@@ -36,8 +36,8 @@ static void processor_name(char *name, size_t size)
 static fwa_status open_device(int32_t index, void **device, char *name, size_t name_size,
                               fwa_message *message)
 {
-    const char *isa = secure_getenv(
-        "FWA_CPU_ISA"); /* for tests: a lower level than the machine's best */
+    /* For tests: a lower level than the machine's best. */
+    const char *isa = secure_getenv("FWA_CPU_ISA");
     const fwa_cpu_kernels *kernels = fwa_cpu_kernels_select(isa && *isa ? isa : NULL);
     char processor[128], list[64];
     (void)index;
@@ -78,8 +78,8 @@ static int32_t greatest_block(const fwa_cpu_plan *plan)
                                                                                    : block;
 }
 
-/* Panels of the state that the first cache holds besides the rows that a pass multiplies: two, where
- * it is 48 KiB and D is 128, hide each other's waits. */
+/* Panels of the state that the first cache holds besides the rows that a pass multiplies: two,
+ * where it is 48 KiB and D is 128, hide each other's waits. */
 static int32_t panels_together(const fwa_cpu_plan *plan)
 {
     const long rows = 12 * 1024, usual = 32 * 1024, most = 2;
@@ -93,8 +93,8 @@ static int32_t panels_together(const fwa_cpu_plan *plan)
 }
 
 /* True where the forward may take products of bf16 pairs: inputs are bf16, and so are features but
- * for a factor of the row; the sums and solves within a chunk are those of one pair a token with one
- * gate a head. */
+ * for a factor of the row; the sums and solves within a chunk are those of one pair a token with
+ * one gate a head. */
 static bool fits_bf16(const fwa_cpu_plan *plan)
 {
     const fwa_problem *p = &plan->problem;
@@ -103,12 +103,33 @@ static bool fits_bf16(const fwa_cpu_plan *plan)
            p->phi != FWA_FEATURE_MAP_ELU1 && p->key_dim % 32 == 0 && p->value_dim % 16 == 0;
 }
 
+/* "cpu/avx512/chunked/16/regression/head/window1/f32/adjoint": where forms are in chunks, with
+ * their tokens; and last the pass, "backward" where the walk goes back. */
+static void name_pass(fwa_cpu_plan *plan, fwa_pass pass)
+{
+    static const char *const forms[] = {"", "recurrent", "masked", "chunked"};
+    const fwa_problem *p = &plan->problem;
+    const bool forward = pass == FWA_PASS_FORWARD;
+    const int64_t chunk = forward         ? FWA_CPU_FUSED_BLOCK
+                          : plan->adjoint ? FWA_CPU_ADJOINT_CHUNK
+                                          : plan->chunk;
+    char length[24] = "";
+    if (plan->form == FWA_FORM_CHUNKED)
+        snprintf(length, sizeof length, "%lld/", (long long)chunk);
+    snprintf(plan->name[pass], sizeof plan->name[pass], "cpu/%s/%s/%s%s/%s/window%d/%s/%s",
+             plan->kernels->isa, forms[plan->form], length,
+             p->objective == FWA_OBJECTIVE_REGRESSION ? "regression" : "inner_product",
+             p->dynamics == FWA_DYNAMICS_PER_HEAD ? "head" : "channel", (int)p->window,
+             fwa_dtype_name(p->dtype),
+             forward         ? "forward"
+             : plan->adjoint ? "adjoint"
+                             : "backward");
+}
+
 static fwa_status make_plan(void *device, const fwa_problem *problem, int32_t lanes, void **result,
                             fwa_message *message)
 {
-    static const char *const forms[] = {"", "recurrent", "masked", "chunked"};
     fwa_cpu_plan *plan = calloc(1, sizeof *plan);
-    int pass;
     if (!plan) {
         snprintf(message->text, sizeof message->text, "no memory for a plan");
         return FWA_ERROR_MEMORY;
@@ -128,18 +149,8 @@ static fwa_status make_plan(void *device, const fwa_problem *problem, int32_t la
     plan->block = greatest_block(plan);
     plan->together = panels_together(plan);
     plan->blocks = (problem->value_dim + plan->block - 1) / plan->block;
-    for (pass = 0; pass < 2; pass++) {
-        char length[24] = "";
-        int64_t chunk = pass == FWA_PASS_FORWARD ? FWA_CPU_FUSED_BLOCK : plan->chunk;
-        if (plan->form == FWA_FORM_CHUNKED)
-            snprintf(length, sizeof length, "%lld/", (long long)chunk);
-        snprintf(plan->name[pass], sizeof plan->name[pass], "cpu/%s/%s/%s%s/%s/window%d/%s/%s",
-                 plan->kernels->isa, forms[plan->form], length,
-                 problem->objective == FWA_OBJECTIVE_REGRESSION ? "regression" : "inner_product",
-                 problem->dynamics == FWA_DYNAMICS_PER_HEAD ? "head" : "channel",
-                 (int)problem->window, fwa_dtype_name(problem->dtype),
-                 pass == FWA_PASS_FORWARD ? "forward" : "backward");
-    }
+    name_pass(plan, FWA_PASS_FORWARD);
+    name_pass(plan, FWA_PASS_BACKWARD);
     *result = plan;
     return FWA_OK;
 }
@@ -343,9 +354,9 @@ static fwa_cpu_chunk lane_chunk(const call_work *work, int64_t lane)
     return c;
 }
 
-/* Results below 2^-126 become zero in a unit: after a few strong decays all numbers would be such, and
- * each of their products costs Intel's processors an assist of the microcode. Operands stay what
- * they are: f16's small numbers are read through them. Returns what end_flush puts back. */
+/* Results below 2^-126 become zero in a unit: after a few strong decays all numbers would be such,
+ * and each of their products costs Intel's processors an assist of the microcode. Operands stay
+ * what they are: f16's small numbers are read through them. Returns what end_flush puts back. */
 static uint32_t begin_flush(void)
 {
 #ifdef __SSE__
@@ -469,7 +480,7 @@ const fwa_backend fwa_cpu_backend = {
     .abi = FWA_BACKEND_ABI,
     .struct_size = sizeof(fwa_backend),
     .name = "cpu",
-    .description = "chunked kernels for CPUs, with threads",
+    .description = "chunked kernels for CPUs, with threads; compiled for " FWA_CPU_LEVELS,
     .host_memory = 1,
     .device_count = device_count,
     .open = open_device,

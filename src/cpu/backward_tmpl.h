@@ -327,7 +327,8 @@ static void start_back(const unit_work *w)
     const int64_t rows = w->pairs - w->first, dim = w->p->key_dim, f = w->first;
     const float *x = c->x + f * c->dim_stride;
     float *x_grad = c->x_grad + f * c->dim_stride;
-    /* Where reads come first, token 0 reads no pair, and token t as many as token t - 1 otherwise. */
+    /* Where reads come first, token 0 reads no pair, and token t as many as token t - 1
+     * otherwise. */
     const int64_t skip = w->before, reads = w->tokens - skip;
     const operand scores = {c->scores_grad + skip * c->pair_stride + f, c->pair_stride, 1};
     const operand gram = {c->gram_grad + f * c->pair_stride + f, c->pair_stride, 1};

@@ -41,7 +41,8 @@ static void cut_block(bf16_work *w)
 
 /* ---- Features and what comes of them ---- */
 
-/* What a row of words is divided by: its norm; and the sum of its squares behind the feature map. */
+/* What a row of words is divided by: its norm; and the sum of its squares behind the feature
+ * map. */
 typedef struct {
     float scale, energy;
 } row_size;
@@ -157,9 +158,9 @@ OUTLINE void load_block_steps(const bf16_work *w)
     const unit_work *u = &w->f.w;
     const int64_t n = w->f.tokens;
     float beta[BLOCK], lambda[BLOCK], gate[BLOCK];
-    load_gate(&w->f, u->in.beta, 1, beta);
-    load_gate(&w->f, u->in.lambda, 0, lambda);
-    load_gate(&w->f, u->in.log_gate, 0, gate);
+    load_gate(u, u->in.beta, w->f.start, n, 1, beta);
+    load_gate(u, u->in.lambda, w->f.start, n, 0, lambda);
+    load_gate(u, u->in.log_gate, w->f.start, n, 0, gate);
     for (int64_t b = 0; b < n; b++)
         gate[b] = fwa_decay_clip_gate_f32(gate[b]);
     for (int64_t b = n; b % FWA_LANES; b++)
@@ -209,12 +210,12 @@ static float written_factors(const bf16_chunk *c, int64_t tokens, float *to)
     return end;
 }
 
-/* Where bf16 would not do. Gains b = eta |x|^2 make predictions as large as values times the root of
- * sum b^2 / sum (2 b - b^2), and their rounding with them: where a chunk's tokens so far have more than
- * 2.5 times as much of the first sum, by some slack, predictions are taken in float32. And where keys
- * of a chunk resemble each other, its residuals answer each other: what is left of many is small
- * beside what they are rounded by, so they are written in float32. Both are what a token and those
- * before it in the chunk know. */
+/* Where bf16 would not do. Gains b = eta |x|^2 make predictions as large as values times the root
+ * of sum b^2 / sum (2 b - b^2), and their rounding with them: where a chunk's tokens so far have
+ * more than 2.5 times as much of the first sum, by some slack, predictions are taken in float32.
+ * And where keys of a chunk resemble each other, its residuals answer each other: what is left of
+ * many is small beside what they are rounded by, so they are written in float32. Both are what a
+ * token and those before it in the chunk know. */
 #define MOST_GAIN  2.5F
 #define GAIN_SLACK 3.0F
 #define MOST_ALIKE 1.0F

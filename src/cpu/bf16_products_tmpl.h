@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bf16 forward's rows. A word is two bf16 numbers, which a product takes together; U vectors are a
- * row of a panel. */
+/* The bf16 forward's rows. A word is two bf16 numbers, which a product takes together; U vectors
+ * are a row of a panel. */
 
 #include <immintrin.h>
 

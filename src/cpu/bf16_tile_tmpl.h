@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bf16 forward's products, by tiles of 16 rows. Tiles 0 to 3 are sums, tile 4 has 16 rows of words
- * and tile 6 as many rows that they are multiplied with; 5 and 7 are the same of half the depth. */
+/* The bf16 forward's products, by tiles of 16 rows. Tiles 0 to 3 are sums, tile 4 has 16 rows of
+ * words and tile 6 as many rows that they are multiplied with; 5 and 7 are the same of half the
+ * depth. */
 
 /* The intrinsics of some compilers do not say that they read memory. */
 #define MEMORY __asm__ volatile("" ::: "memory")

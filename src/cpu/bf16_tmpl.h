@@ -2,16 +2,17 @@
 /* The chunked form's forward of bf16 inputs, where a step is one pair and gates are per head
  * (window 1, no normaliser), in products of bf16 pairs with sums in float32. Compiled once per kind
  * of such products: the including file, kernel_<isa>.c, defines FWA_ISA, FWA_AVAILABLE,
- * FWA_KERNEL(name), and BF16_TILES for products of tiles instead of dot products. All other problems are those of the avx512 kernels.
+ * FWA_KERNEL(name), and BF16_TILES for products of tiles instead of dot products. All other
+ * problems are those of the avx512 kernels.
  *
  * For a chunk of 16 tokens with the state S at its start, in the notation of the maths document,
  *
  *     R = (I + A)^-1 (V - E_p X S)      O = E_r Q S + W R      S = Gamma S + X^T (F R)
  *
- * Raw keys and queries are bf16 numbers as they are: what a norm divides by goes into A, W, E and F.
- * What is rounded to bf16 is S for X S and Q S, from the S in float32 that is kept, and F R for the
- * state. Every decay is a product of gammas. Rows of a chunk that a sequence ends before are zeros:
- * outputs do not tell, to the bit, what comes after them. */
+ * Raw keys and queries are bf16 numbers as they are: what a norm divides by goes into A, W, E and
+ * F. What is rounded to bf16 is S for X S and Q S, from the S in float32 that is kept, and F R for
+ * the state. Every decay is a product of gammas. Rows of a chunk that a sequence ends before are
+ * zeros: outputs do not tell, to the bit, what comes after them. */
 
 #define FWA_LANES      16
 #define GROUP          4
@@ -209,7 +210,8 @@ OUTLINE void predict_exactly(const bf16_work *w, const bf16_chunk *c, bf16_panel
             memcpy(p->sums[t], p->exact_sums[t], sizeof p->sums[t]);
 }
 
-/* The carry's state after the chunk's first `due` tokens; what comes behind them is not looked at. */
+/* The carry's state after the chunk's first `due` tokens; what comes behind them is not looked
+ * at. */
 OUTLINE void commit_chunk(const bf16_work *w, const bf16_chunk *c, const bf16_panel *p, int64_t at,
                           int64_t due, int U)
 {
@@ -413,10 +415,10 @@ static void FWA_KERNEL(bf16)(const fwa_cpu_plan *plan, const fwa_call *call, con
     begin_bf16_heads(&w, scratch);
     for (start = 0; !s->padded && start < s->length; start = next) {
         const bool starts = kept && fwa_cpu_segment_starts(plan, s, start);
-        const int64_t tokens = block_tokens(&w.f.w, start);
+        const int64_t tokens = grid_tokens(&w.f.w, start, FWA_CPU_FUSED_BLOCK);
         next = start + tokens;
         run_bf16_block(&w, scratch, start, tokens,
-                       next < s->length ? block_tokens(&w.f.w, next) : 0, kept,
+                       next < s->length ? grid_tokens(&w.f.w, next, FWA_CPU_FUSED_BLOCK) : 0, kept,
                        starts ? segment : -1);
         segment += starts;
     }

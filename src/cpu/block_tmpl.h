@@ -113,19 +113,6 @@ INLINE int64_t group_tokens(const fused_work *f, int64_t b)
     return tokens < left ? tokens : left;
 }
 
-static int64_t block_tokens(const unit_work *w, int64_t start)
-{
-    int64_t tokens = FWA_CPU_FUSED_BLOCK - (w->s->seen + start) % FWA_CPU_FUSED_BLOCK;
-    int64_t left = w->s->length - start;
-    return tokens < left ? tokens : left;
-}
-
-INLINE int64_t window_count(const fused_work *f, int64_t row)
-{
-    int64_t pairs = row - f->first + 1;
-    return pairs < 0 ? 0 : pairs < f->w.window ? pairs : f->w.window;
-}
-
 /* The window's mean of |x|^2 for the token whose pair is row `row`, the window of which has `count`
  * pairs. */
 static float mean_square(const fused_work *f, int64_t row, int64_t count)
@@ -156,8 +143,8 @@ static void fill_lags(const fused_work *f)
     }
 }
 
-/* The largest eigenvalues of the windows' Gram matrices, over the windows' pairs. Rows of pairs that
- * do not exist, and windows behind the block, are zeros. */
+/* The largest eigenvalues of the windows' Gram matrices, over the windows' pairs. Rows of pairs
+ * that do not exist, and windows behind the block, are zeros. */
 static void window_eigenvalues(const fused_work *f, float *statistic)
 {
     const int B = f->w.window;
@@ -165,14 +152,10 @@ static void window_eigenvalues(const fused_work *f, float *statistic)
     int64_t b, t;
     fill_lags(f);
     for (b = 0; b < f->tokens; b += FWA_LANES) {
-        double *to = f->f->matrices;
-        for (int i = 0; i < B; i++)
-            for (int j = 0; j <= i; j++)
-                for (int k = 0; k < FWA_LANES; k += FWA_LANES / 2, to += FWA_LANES / 2)
-                    store_wide(to, load_wide(f->f->lags + (i - j) * FWA_CPU_LAG_ROW + b + i + k));
+        window_matrices(B, f->f->lags + b, FWA_CPU_LAG_ROW, f->f->matrices);
         FWA_KERNEL(top_eigenvalues)(B, f->f->matrices, top);
         for (t = b; t < f->tokens && t < b + FWA_LANES; t++) {
-            const int64_t count = window_count(f, f->base + t);
+            const int64_t count = pairs_at(&f->w, f->start + t);
             statistic[t] = count ? (float)(top[t - b] / (double)count) : 0;
         }
     }
@@ -187,42 +170,9 @@ static void fused_statistics(const fused_work *f, float *statistic)
         return;
     }
     for (b = 0; b < f->tokens; b++) {
-        const int64_t count = window_count(f, f->base + b);
+        const int64_t count = pairs_at(&f->w, f->start + b);
         statistic[b] = f->w.needs_statistic && count ? mean_square(f, f->base + b, count) : 0;
     }
-}
-
-/* A gate of one value per token, of the block's tokens. */
-static void load_gate(const fused_work *f, const fwa_tensor *t, float absent, float *to)
-{
-    const unit_work *w = &f->w;
-    const float *from;
-    int64_t b;
-    if (!fwa_present(t)) {
-        for (b = 0; b < f->tokens; b++)
-            to[b] = absent;
-        return;
-    }
-    from = (const float *)(const void *)fwa_element(
-        t, fwa_at3(t, w->s->row, w->s->first + f->start, w->u.head));
-    for (b = 0; b < f->tokens; b++)
-        to[b] = from[b * t->stride[1]];
-}
-
-/* beta of the block's token b, value column by value column. */
-static void load_betas(const fused_work *f, int64_t b, float *to)
-{
-    const unit_work *w = &f->w;
-    const fwa_tensor *beta = w->in.beta;
-    int64_t i;
-    if (fwa_present(beta))
-        fwa_load_f32(beta,
-                     fwa_at3(beta, w->s->row, w->s->first + f->start + b, w->u.head) +
-                         w->u.column * beta->stride[3],
-                     w->u.columns, to);
-    else
-        for (i = 0; i < w->u.columns; i++)
-            to[i] = 1;
 }
 
 /* gamma and kappa of the block's tokens. */
@@ -234,9 +184,9 @@ static void fused_steps(const fused_work *f)
         statistic[FWA_CPU_FUSED_BLOCK];
     int64_t b, i;
     if (!w->per_channel)
-        load_gate(f, w->in.beta, 1, beta);
-    load_gate(f, w->in.lambda, 0, lambda);
-    load_gate(f, w->in.log_gate, 0, gate);
+        load_gate(w, w->in.beta, f->start, f->tokens, 1, beta);
+    load_gate(w, w->in.lambda, f->start, f->tokens, 0, lambda);
+    load_gate(w, w->in.log_gate, f->start, f->tokens, 0, gate);
     for (b = 0; b < f->tokens; b++)
         gate[b] = fwa_decay_clip_gate_f32(gate[b]);
     for (b = f->tokens; b % FWA_LANES; b++)
@@ -254,19 +204,19 @@ static void fused_steps(const fused_work *f)
             s->kappa[b] = step.eta;
         }
         for (b = 0; w->window > 1 && b < f->tokens; b++)
-            s->kappa[b] /= (float)(window_count(f, f->base + b) ? window_count(f, f->base + b) : 1);
+            s->kappa[b] /= (float)(pairs_at(w, f->start + b) ? pairs_at(w, f->start + b) : 1);
     }
     for (b = 0; w->per_channel && b < f->tokens; b++) {
         float *gamma = s->gamma + b * s->stride, *kappa = s->kappa + b * s->stride;
         const gates given = {.lambda = lambda[b], .gate = gate[b]};
-        load_betas(f, b, s->raw);
+        load_beta_row(w, f->start + b, s->raw);
         column_steps(&w->knobs, &given, statistic[b], 1, w->u.columns, s->raw, gamma, kappa);
         for (i = w->u.columns; i < f->width; i++) {
             gamma[i] = 1;
             kappa[i] = 0;
         }
     }
-    if (window_count(f, f->base) == 0) { /* a fresh sequence's first token is no pair */
+    if (pairs_at(w, f->start) == 0) { /* a fresh sequence's first token is no pair */
         for (i = 0; i < (w->per_channel ? f->width : 1); i++) {
             s->gamma[i] = 1;
             s->kappa[i] = 0;
@@ -320,14 +270,15 @@ static const float *padded_row(const fused_work *f, const fwa_tensor *t, int64_t
     return pad_row(f, f->f->raw);
 }
 
-/* What the walk multiplies by, for a group that begins on the grid, where w is not carried from group
- * to group and gates are per head: with S' at the group's start, Y = S'^T x and Z = S'^T q,
+/* What the walk multiplies by, for a group that begins on the grid, where w is not carried from
+ * group to group and gates are per head: with S' at the group's start, Y = S'^T x and Z = S'^T q,
  *
  *     u_t = v_t - e_t Y_t      w_i = sum_{j<=i} M_ij u_j      o_t = b_t Z_t + sum_{j<=t} N_tj u_j
  *
- * e, b, M, N and T one behind the other, where r = T u; the last three are triangles, by rows. M holds the decay to the
- * group's end and, unless it is folded, 1/g; N and b hold the problem's scale. The last factor is g
- * at the group's end, not folded. Returns g where the next group starts. */
+ * e, b, M, N and T one behind the other, where r = T u; the last three are triangles, by rows. M
+ * holds the decay to the group's end and, unless it is folded, 1/g; N and b hold the problem's
+ * scale. The last factor is g at the group's end, not folded. Returns g where the next group
+ * starts. */
 #define TRIANGLE       (GROUP * (GROUP + 1) / 2)
 #define IN_TRIANGLE(t) ((t) * ((t) + 1) / 2)
 #define GROUP_FACTORS  (2 * GROUP + 3 * TRIANGLE + 1)

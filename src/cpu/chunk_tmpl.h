@@ -41,17 +41,27 @@ static unit_work unit_begin(const fwa_cpu_plan *plan, const fwa_call *call, cons
     return w;
 }
 
-/* Tokens of the chunk that begins at `start`. Chunks lie on a grid of the whole sequence, what was
- * seen before the call included: a cut between chunks, and a token that comes in with the carry
- * instead of the call, move no border and change no bit. */
+/* Tokens from `start` to where chunks (or blocks) of so many end; 0: the whole sequence. They lie
+ * on a grid of the whole sequence, what was seen before the call included: a cut between chunks,
+ * and a token that comes in with the carry instead of the call, move no border and change no
+ * bit. */
+static int64_t grid_tokens(const unit_work *w, int64_t start, int64_t grid)
+{
+    const int64_t left = w->s->length - start;
+    const int64_t tokens = grid ? grid - (w->s->seen + start) % grid : left;
+    return tokens < left ? tokens : left;
+}
+
 static int64_t chunk_tokens(const unit_work *w, int64_t start)
 {
-    int64_t tokens = w->plan->chunk, left = w->s->length - start;
-    if (tokens == 0)
-        return left;
-    if (start == 0)
-        tokens -= w->s->seen % tokens;
-    return tokens < left ? tokens : left;
+    return grid_tokens(w, start, w->plan->chunk);
+}
+
+/* Pairs in the window of token t of the sequence; 0 where the token is no pair. */
+static int64_t pairs_at(const unit_work *w, int64_t t)
+{
+    const int64_t pairs = t - w->first_pair + 1;
+    return pairs < 0 ? 0 : pairs < w->window ? pairs : w->window;
 }
 
 static void load_state(const unit_work *w)
@@ -124,12 +134,11 @@ static void load_query(const unit_work *w, int64_t t)
     fwa_feature_f32(w->p, w->c->raw, w->c->q + t * w->c->dim_stride);
 }
 
-/* The rows [low, low + count) of the window of token t; count is 0 where the token is no pair. */
+/* The rows [low, low + count) of the window of token t of the chunk; returns the count. */
 static int64_t window_of(const unit_work *w, int64_t t, int64_t *low)
 {
-    int64_t row = t + w->window - 1;
-    *low = row - (w->window - 1) > w->first ? row - (w->window - 1) : w->first;
-    return row < w->first ? 0 : row - *low + 1;
+    *low = t > w->first ? t : w->first;
+    return pairs_at(w, w->start + t);
 }
 
 /* E_t (section 4's table); the top eigenvector goes to c->eigen where the backward wants it. */
@@ -156,7 +165,39 @@ static float statistic_of(const unit_work *w, int64_t t)
     return sum;
 }
 
-/* The gates of a token of the sequence: where beta's row begins, lambda and exp(log_gate). */
+/* A gate of one value a token, of `count` tokens of the sequence from `start` on. */
+static void load_gate(const unit_work *w, const fwa_tensor *t, int64_t start, int64_t count,
+                      float absent, float *to)
+{
+    const float *from;
+    int64_t i;
+    if (!fwa_present(t)) {
+        for (i = 0; i < count; i++)
+            to[i] = absent;
+        return;
+    }
+    from = (const float *)(const void *)fwa_element(
+        t, fwa_at3(t, w->s->row, w->s->first + start, w->u.head));
+    for (i = 0; i < count; i++)
+        to[i] = from[i * t->stride[1]];
+}
+
+/* beta of a token of the sequence, value column by value column. */
+static void load_beta_row(const unit_work *w, int64_t token, float *to)
+{
+    const fwa_tensor *beta = w->in.beta;
+    int64_t i;
+    if (fwa_present(beta))
+        fwa_load_f32(beta,
+                     fwa_at3(beta, w->s->row, w->s->first + token, w->u.head) +
+                         w->u.column * beta->stride[3],
+                     w->u.columns, to);
+    else
+        for (i = 0; i < w->u.columns; i++)
+            to[i] = 1;
+}
+
+/* The gates of a token of the sequence: beta where it is per head, lambda and exp(log_gate). */
 typedef struct {
     float beta, lambda, gate;
 } gates;
@@ -166,13 +207,8 @@ static gates load_gates(const unit_work *w, int64_t token, float *beta_row)
     const fwa_tensor *beta = w->in.beta, *lambda = w->in.lambda, *log_gate = w->in.log_gate;
     int64_t row = w->s->row, at = w->s->first + token;
     gates g = {1, 0, 1};
-    int32_t i;
-    if (w->per_channel && fwa_present(beta))
-        fwa_load_f32(beta, fwa_at3(beta, row, at, w->u.head) + w->u.column * beta->stride[3],
-                     w->u.columns, beta_row);
-    else if (w->per_channel)
-        for (i = 0; i < w->u.columns; i++)
-            beta_row[i] = 1;
+    if (w->per_channel)
+        load_beta_row(w, token, beta_row);
     else
         g.beta = fwa_load_one_f32(beta, fwa_at3(beta, row, at, w->u.head), 1);
     g.lambda = fwa_load_one_f32(lambda, fwa_at3(lambda, row, at, w->u.head), 0);
@@ -182,8 +218,8 @@ static gates load_gates(const unit_work *w, int64_t token, float *beta_row)
     return g;
 }
 
-/* Calls run(knobs) with knobs whose branches are constants: compilers then make vectors of loops over
- * columns, where nothing that they read may be written. */
+/* Calls run(knobs) with knobs whose branches are constants: compilers then make vectors of loops
+ * over columns, where nothing that they read may be written. */
 #define WITH_KNOBS(given, run)                                                                     \
     do {                                                                                           \
         fwa_decay_knobs_f32 knobs_ = *(given);                                                     \

@@ -6,20 +6,22 @@
  * The CPU backend
  * ===============
  *
- * Three kernels: the walk, described here, which computes everything; and what the chunked form
- * takes instead where it can: the fused passes (fused_tmpl.h) forward, the adjoint (adjoint_tmpl.h)
- * backward.
+ * The kernels are the walk, described here, which computes everything, and what the chunked form
+ * takes instead: the fused passes (fused_tmpl.h) forward, or for bf16 inputs where it can products
+ * of bf16 pairs (bf16_tmpl.h), and backward, unless there is a normaliser, the adjoint
+ * (adjoint_tmpl.h).
  *
- * A unit of the walk is one sequence, one value head and one block of value columns. It walks through
- * the sequence in chunks of C tokens. With J = C + B - 1 pairs (the chunk's own and the window's
- * tail), the state inside a chunk is kept as coefficients,
+ * A unit of the walk is one sequence, one value head and one block of value columns. It walks
+ * through the sequence in chunks of C tokens. With J = C + B - 1 pairs (the chunk's own and the
+ * window's tail), the state inside a chunk is kept as coefficients,
  *
  *     S_t = Gamma_t S_0 + sum_j x_j w_{j,t}^T,
  *
  * so that a token costs products with the Gram matrix X X^T and the scores Q X^T, and the D x V
  * state is touched only by the dense products X S_0, Q S_0 and X^T W, once per chunk. Decays are
- * products of the gammas themselves: nothing is exponentiated. Forms are one algorithm with another C:
- * 1 (recurrent), a small constant (chunked), the whole sequence (masked). All six rules are one loop.
+ * products of the gammas themselves: nothing is exponentiated. Forms are one algorithm with another
+ * C: 1 (recurrent), a small constant (chunked), the whole sequence (masked). All six rules are one
+ * loop.
  *
  * The kernels (kernel_tmpl.h) are compiled once per ISA; kernels.c chooses at run time.
  */
@@ -53,18 +55,16 @@ typedef struct fwa_cpu_plan {
     char name[2][96];
 } fwa_cpu_plan;
 
-/* Where a backward call's units leave what the finishing pass sums up, and the kept states. All
- * have the unit as their first axis. Rows of `x` are a sequence's B - 1 tail pairs and then its
- * tokens (fwa_cpu_key_grad). */
+/* Where a backward call's units leave what the finishing pass sums up, and the kept states and
+ * rows, which are a value head's: its units share them. Rows of `x` are a sequence's B - 1 tail
+ * pairs and then its tokens, with own_keys one token (fwa_cpu_key_grad). */
 typedef struct fwa_cpu_partials {
-    float *x; /* [units, pairs, dim_stride]: of each sequence B - 1 and its tokens, with own_keys
-                      one token */
-    float *q; /* [units, tokens, dim_stride]; none with own_queries */
+    float *x;      /* [units, pairs, dim_stride] */
+    float *q;      /* [units, tokens, dim_stride]; none with own_queries */
     float *gates;  /* [units, tokens, 3]: beta (per head), lambda, log_gate; the adjoint has none */
     float *norm;   /* [units, sequences, dim_stride] */
     float *states; /* [Hv, segments, D, kept stride]: the caller's saved buffer, or the workspace */
-    float
-        *rows; /* [Hv, tokens, kept stride]: see fwa_cpu_keeps_y; NULL: not kept. Behind `states` */
+    float *rows;   /* [Hv, tokens, kept stride], behind `states`: see fwa_cpu_keeps_y; NULL: none */
     int64_t pairs, tokens, sequences, segments;
 } fwa_cpu_partials;
 
@@ -138,7 +138,8 @@ typedef struct fwa_cpu_fused {
     float *last_features, *last_gram, *last_values; /* rows that the next block looks back at */
 } fwa_cpu_fused;
 
-/* Tokens of a chunk of the adjoint; and, as FWA_CPU_LAG_ROW, of a segment. */
+/* Tokens of a chunk of the adjoint; and floats of a row of numbers of pairs, as FWA_CPU_LAG_ROW,
+ * but of a segment's. */
 #define FWA_CPU_ADJOINT_CHUNK   16
 #define FWA_CPU_ADJOINT_LAG_ROW (FWA_CPU_SEGMENT_TOKENS + 48)
 
@@ -289,6 +290,19 @@ typedef struct fwa_cpu_kernels {
     void (*top_eigenvalues)(int n, double *matrices, double *to);
     void (*top_eigenvectors)(int n, double *matrices, double *room, double *to, double *vectors);
 } fwa_cpu_kernels;
+
+/* The ISAs that kernels were compiled for, as text, in the order of kernels.c's table. */
+#ifdef FWA_CPU_AMX
+#define FWA_CPU_LEVELS "generic, avx2, avx512, avx512bf16, amx"
+#elif defined FWA_CPU_AVX512BF16
+#define FWA_CPU_LEVELS "generic, avx2, avx512, avx512bf16"
+#elif defined FWA_CPU_X86
+#define FWA_CPU_LEVELS "generic, avx2, avx512"
+#elif defined FWA_CPU_AARCH64
+#define FWA_CPU_LEVELS "generic, neon"
+#else
+#define FWA_CPU_LEVELS "generic"
+#endif
 
 /* The kernels of that ISA, or (NULL) the best that this machine can run. NULL where it cannot. */
 const fwa_cpu_kernels *fwa_cpu_kernels_select(const char *isa);

@@ -7,8 +7,8 @@
 
 /* ---- A group or less of tokens, on the carry's own memory: decoding ---- */
 
-/* A state in memory, its rows so many bytes apart, and the one that comes after it: itself, where none
- * does. */
+/* A state in memory, its rows so many bytes apart, and the one that comes after it: itself, where
+ * none does. */
 typedef struct {
     const char *from, *next;
     char *to;
@@ -72,8 +72,8 @@ INLINE half_vec f16_from_vec(vec value)
 /* Bytes of a vector. */
 #define STATE_BYTES(dtype) (FWA_LANES * ((dtype) == FWA_DTYPE_F32 ? 4 : 2))
 
-/* bf16 numbers are taken two to a word, the even columns of two vectors in one and the odd ones in the
- * other: nothing is widened or packed. `pairs_of` says whether U vectors are; `split_row` and
+/* bf16 numbers are taken two to a word, the even columns of two vectors in one and the odd ones in
+ * the other: nothing is widened or packed. `pairs_of` says whether U vectors are; `split_row` and
  * `join_row` bring other rows into that order and back. */
 INLINE bool pairs_of(const int32_t dtype, const int U)
 {
@@ -238,7 +238,8 @@ INLINE void add_wide(const int32_t dtype, const int U, const int P, int64_t dim,
     }
 }
 
-/* Calls run(U, at) for the unit's columns, in as wide steps as there are, `most` vectors at most. */
+/* Calls run(U, at) for the unit's columns, in as wide steps as there are, `most` vectors at
+ * most. */
 #define EACH_WIDE(f, most, run)                                                                    \
     do {                                                                                           \
         int64_t at = 0;                                                                            \
@@ -278,7 +279,8 @@ INLINE void project_state(const fused_work *f, const int32_t dtype, const state_
 #undef PROJECT_SOME
 }
 
-/* Adds `count` pairs to a state, rows of x and w one behind the other; it is multiplied by `keep`. */
+/* Adds `count` pairs to a state, rows of x and w one behind the other; it is multiplied by
+ * `keep`. */
 INLINE void add_state(const fused_work *f, const int32_t dtype, const state_rows *given,
                       const float *x, const float *w, int64_t count, const float *keep)
 {
@@ -345,8 +347,8 @@ OUTLINE void add_any(const fused_work *f, int32_t dtype, const state_rows *r, co
 
 /* ---- A head ---- */
 
-/* True where the state can be worked on where it is, and no pass is needed. A state of 16 bits takes
- * all pairs at once: it is rounded once. */
+/* True where the state can be worked on where it is, and no pass is needed. A state of 16 bits
+ * takes all pairs at once: it is rounded once. */
 static bool decode_fits(const fused_work *f)
 {
     const fwa_sequence *s = f->w.s;

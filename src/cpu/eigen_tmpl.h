@@ -4,8 +4,8 @@
  *
  * Householder reflections make a matrix tridiagonal; bisection by the signs of its leading minors
  * finds the largest eigenvalue; inverse iteration, with a shift just above it, its vector. All take
- * the same steps whatever the numbers are: a window's result does not depend, to the bit, on what the
- * other lanes hold, and a NaN stays where it is. */
+ * the same steps whatever the numbers are: a window's result does not depend, to the bit, on what
+ * the other lanes hold, and a NaN stays where it is. */
 
 typedef double wide __attribute__((vector_size(FWA_LANES * 4)));
 typedef float narrow __attribute__((vector_size(FWA_LANES * 2)));
@@ -40,6 +40,17 @@ INLINE wide load_wide(const float *at)
 INLINE void store_wide(double *at, wide value)
 {
     memcpy(at, &value, sizeof value);
+}
+
+/* The Gram matrices of FWA_LANES windows of B pairs, each one pair behind the other, as the
+ * functions below take them: row d of `lags` holds x_r . x_{r-d}, from the first window's first
+ * pair on. */
+static void window_matrices(int B, const float *lags, int64_t row, double *to)
+{
+    for (int i = 0; i < B; i++)
+        for (int j = 0; j <= i; j++)
+            for (int k = 0; k < FWA_LANES; k += FWA_LANES / 2, to += FWA_LANES / 2)
+                store_wide(to, load_wide(lags + (i - j) * row + i + k));
 }
 
 INLINE wide wide_choose(wide_int mask, wide a, wide b)
@@ -159,8 +170,8 @@ INLINE wide_row eigen_values(int n, wide_row *a)
     return eigen_bisect(n, a, across);
 }
 
-/* shift - A = L D L^T, in place: the unit triangles, and in the diagonal's place 1 / D. The shift is
- * above all eigenvalues: D is positive. */
+/* shift - A = L D L^T, in place: the unit triangles, and in the diagonal's place 1 / D. The shift
+ * is above all eigenvalues: D is positive. */
 static void eigen_factor(int n, wide_row *a, const wide_row *shift)
 {
     for (int i = 0; i < n; i++) {
@@ -195,8 +206,9 @@ static void eigen_solve(int n, const wide_row *a, wide_row *x)
             FOR_H x[k].v[h] -= a[LOWER(i, k)].v[h] * x[i].v[h];
 }
 
-/* The unit eigenvectors of scaled matrices, which are destroyed. A turn leaves of other eigenvectors
- * EIGEN_SHIFT over the gap, at most. */
+/* The unit eigenvectors of scaled matrices, which are destroyed. A turn leaves of other
+ * eigenvectors EIGEN_SHIFT over the gap, at most. NaN reaches the whole vector through its length;
+ * so does an infinite element, which makes a pivot infinite and meets its inverse, 0. */
 static void eigen_vectors(int n, wide_row *a, const wide_row *top, wide_row *x)
 {
     wide_row shift, square = {{{0}}};
@@ -215,9 +227,9 @@ static void eigen_vectors(int n, wide_row *a, const wide_row *top, wide_row *x)
         FOR_H x[i].v[h] *= square.v[h];
 }
 
-/* The largest eigenvalues `to` of FWA_LANES symmetric positive semidefinite n x n matrices of float32
- * numbers, which are destroyed: lower triangles by rows, each element of all of them behind the
- * other, aligned to 64 bytes. To 1e-8; NaN where an element is infinite or NaN. */
+/* The largest eigenvalues `to` of FWA_LANES symmetric positive semidefinite n x n matrices of
+ * float32 numbers, which are destroyed: lower triangles by rows, each element of all of them behind
+ * the other, aligned to 64 bytes. To 1e-8; NaN where an element is infinite or NaN. */
 static void FWA_KERNEL(top_eigenvalues)(int n, double *matrices, double *to)
 {
     wide_row *a = (wide_row *)(void *)matrices, check, top;
@@ -228,8 +240,8 @@ static void FWA_KERNEL(top_eigenvalues)(int n, double *matrices, double *to)
     FOR_H store_wide(to + h * (FWA_LANES / 2), top.v[h]);
 }
 
-/* The same, bit for bit, and unit eigenvectors [n] of all of them, laid out alike. `room`: as much as
- * the matrices take. At a repeated eigenvalue the vector is one of the possible ones. */
+/* The same, bit for bit, and unit eigenvectors [n] of all of them, laid out alike. `room`: as much
+ * as the matrices take. At a repeated eigenvalue the vector is one of the possible ones. */
 static void FWA_KERNEL(top_eigenvectors)(int n, double *matrices, double *room, double *to,
                                          double *vectors)
 {
@@ -242,6 +254,4 @@ static void FWA_KERNEL(top_eigenvectors)(int n, double *matrices, double *room, 
     FOR_H top.v[h] *= power.v[h];
     FOR_H top.v[h] += check.v[h];
     FOR_H store_wide(to + h * (FWA_LANES / 2), top.v[h]);
-    for (int i = 0; i < n; i++)
-        FOR_H x[i].v[h] += check.v[h];
 }

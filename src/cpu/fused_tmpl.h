@@ -32,6 +32,8 @@ static void FWA_KERNEL(fused)(const fwa_cpu_plan *plan, const fwa_call *call, co
     int64_t segment = fwa_cpu_first_segment(plan, s), start, tokens, next, after, h;
     f.base = f.w.window - 1 + GROUP;
     f.dim = (f.w.p->key_dim + FWA_LANES - 1) / FWA_LANES * FWA_LANES;
+    /* The same numbers as those of the passes below, but for the signs of zeros: they add pairs of
+     * zeros too, where a group has fewer. */
     if (!kept && decode_fits(&f)) {
         const bool more = s->index + 1 < call->extent.sequences;
         fwa_sequence other = *s;
@@ -58,9 +60,9 @@ static void FWA_KERNEL(fused)(const fwa_cpu_plan *plan, const fwa_call *call, co
     }
     for (start = 0; !s->padded && start < s->length; start = next) {
         const bool segment_starts = kept && fwa_cpu_segment_starts(plan, s, start);
-        tokens = block_tokens(&f.w, start);
+        tokens = grid_tokens(&f.w, start, FWA_CPU_FUSED_BLOCK);
         next = start + tokens;
-        after = next < s->length ? block_tokens(&f.w, next) : 0;
+        after = next < s->length ? grid_tokens(&f.w, next, FWA_CPU_FUSED_BLOCK) : 0;
         for (h = 0; h < unit->heads; h++) {
             const fwa_cpu_unit before = f.w.u;
             fetcher ahead;

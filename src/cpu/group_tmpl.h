@@ -248,16 +248,16 @@ OUTLINE void walk_part(const fused_work *f, int64_t b, int64_t tokens, const flo
 }
 
 /* True where a group that begins with the block's token b, with the first pair that exists at row
- * `low` of it, is walked by factors. Whatever is behind its tokens: outputs do not tell, to the bit,
- * what comes after them. */
+ * `low` of it, is walked by factors. Whatever is behind its tokens: outputs do not tell, to the
+ * bit, what comes after them. */
 INLINE bool has_factors(const fused_work *f, int64_t b, int64_t low)
 {
     return f->w.window == 1 && !f->w.per_channel && low == 0 &&
            (f->w.s->seen + f->start + b) % GROUP == 0;
 }
 
-/* True where g, at the end of the group, is folded into S' by the next pass: at the block's end, and
- * where it is small or NaN. */
+/* True where g, at the end of the group, is folded into S' by the next pass: at the block's end,
+ * and where it is small or NaN. */
 INLINE bool is_folded(const fused_work *f, const group_work *g, float end)
 {
     return g->b + g->tokens == f->tokens || !(end >= SMALL_SCALE);
@@ -301,8 +301,8 @@ INLINE void walk_group_factors(const fused_work *f, const group_work *g, const f
  * vectors of a panel, one after the other, overlap. */
 #define WINDOW_MOST  8
 #define WINDOW_PAIRS (WINDOW_MOST - 1 + 4) /* 4: the longest group */
-/* clang obeys a pragma before it knows the constants of the caller, and leaves a loop; it unrolls by
- * itself. gcc does not where there is much to unroll. */
+/* clang obeys a pragma before it knows the constants of the caller, and leaves a loop; it unrolls
+ * by itself. gcc does not where there is much to unroll. */
 #ifdef __clang__
 #define UNROLL_PAIRS
 #else

@@ -56,7 +56,8 @@ static void feature_row(const fwa_problem *p, int64_t dim, const float *raw, flo
 }
 
 /* The gradient of raw from that of x: du = (g - w <w, g> / m) / n with w = raw / n, m = 1 (l2) or D
- * (rms); one element has a slope of its own. All rows are padded with zeros; raw is not looked at where x is raw. */
+ * (rms); one element has a slope of its own. All rows are padded with zeros; raw is not looked at
+ * where x is raw. */
 static void feature_row_backward(const fwa_problem *p, int64_t dim, const float *raw,
                                  const float *x_grad, float *raw_grad)
 {
@@ -214,8 +215,8 @@ static void fetch_more(fetcher *a, const fwa_tensor *t, int64_t offset, int64_t 
                     count * size);
 }
 
-/* For `tokens` tokens from `start` on of value head `head`: q, k, v, o and columns of beta, shared out
- * over the passes of a block. */
+/* For `tokens` tokens from `start` on of value head `head`: q, k, v, o and columns of beta, shared
+ * out over the passes of a block. */
 static fetcher fetcher_make(const fused_work *f, int64_t head, int64_t start, int64_t tokens)
 {
     const unit_work *w = &f->w;
@@ -356,8 +357,8 @@ INLINE void add_pairs_of(const int U, int64_t pairs, int64_t dim, const float *f
 #undef ADD
 }
 
-/* These few are called once a block or less, or by rules that have more to do: one copy of each will
- * do, which finds its U out. */
+/* These few are called once a block or less, or by rules that have more to do: one copy of each
+ * will do, which finds its U out. */
 #define WITH_U(U, run)                                                                             \
     do {                                                                                           \
         if ((U) == PANEL_VECTORS)                                                                  \

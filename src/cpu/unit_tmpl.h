@@ -146,8 +146,8 @@ INLINE void run_group(const fused_work *f, const group_work *g, const float *fac
     }
 }
 
-/* Up to where from the block's token b on all groups are whole, walked by factors, and not committed
- * within. */
+/* Up to where from the block's token b on all groups are whole, walked by factors, and not
+ * committed within. */
 static int64_t plain_end(const fused_work *f, int64_t b)
 {
     const fwa_sequence *s = f->w.s;

@@ -6,7 +6,7 @@
 #define STRIP     4 /* vectors that a strip of columns has at most */
 #define UNROLL    _Pragma("GCC unroll 8")
 #define UNROLL_16 _Pragma("GCC unroll 16")
-#ifdef FWA_CPU_CALLS /* for sanitizers: clang takes minutes to check a copy of each for each constant */
+#ifdef FWA_CPU_CALLS /* for sanitizers: clang takes minutes to check a copy for each constant */
 #define INLINE static inline
 #else
 #define INLINE static inline __attribute__((always_inline))
@@ -81,8 +81,8 @@ INLINE vec choose(int_vec mask, vec a, vec b)
     return (vec)((mask & (int_vec)a) | (~mask & (int_vec)b));
 }
 
-/* exp(x) for -104 <= x <= 0, to less than one unit in the last place: x = n ln 2 + r, |r| <= ln 2 / 2,
- * exp(r) = 1 + r + r^2 p(r), with p fitted to the least error. A NaN stays. */
+/* exp(x) for -104 <= x <= 0, to less than one unit in the last place: x = n ln 2 + r, |r| <= ln 2 /
+ * 2, exp(r) = 1 + r + r^2 p(r), with p fitted to the least error. A NaN stays. */
 INLINE vec exp_vector(vec x)
 {
     const vec magic = splat(0x1.8p23F); /* adding it rounds to an integer, in the low bits */
@@ -311,7 +311,8 @@ static void product(int64_t rows, int64_t width, int64_t depth, operand a, const
         product_all(rows, width, depth, a, b, b_stride, c, c, c_stride, NULL, false, NULL);
 }
 
-/* The same, where what is kept is `from`'s, `keep` [rows]. Some lines are fetched with each tile. */
+/* The same, where what is kept is `from`'s, `keep` [rows]. Some lines are fetched with each
+ * tile. */
 static void product_ahead(int64_t rows, int64_t width, int64_t depth, operand a, const float *b,
                           int64_t b_stride, const float *from, float *c, int64_t c_stride,
                           const float *keep, fetcher *ahead)

@@ -26,25 +26,52 @@
  *
  * bf16, f16: an element of an output is rounded by at most its 2^-8 and 2^-11 (3.9e-3, 4.9e-4),
  * half as much on average, and matrix units may round operands of products inside a chunk to the
- * same type, which adds about as much again: 4e-3 and 1e-3. f16 outputs below 2^-14 or above 65504
- * are outside this bound; the second kind becomes infinite and is reported.
+ * same type, which adds about as much again: 4e-3 and 1e-3. f16 outputs above 65504 are outside
+ * this bound: they become infinite and are reported.
  *
  * The maximum is relative to the largest element. One wrong element among n has a relative norm of
  * only 1/sqrt(n), so the norm alone would let it pass. Rounding errors are spread like noise: the
  * largest of a million is about 5 deviations, but where errors are
  * large the elements usually are, too: 4 times.
+ *
+ * Small numbers have two allowances, for what no relative bound can say.
+ *
+ * `smallest`: what a type has no numbers for. Kernels may flush results below the smallest normal
+ * number (2^-126 in float32, in which 16-bit types are computed too) to zero, and an element is a
+ * sum of terms, each of which may have been; or such a product is multiplied by more afterwards:
+ * 2^10 times that number stands for both. The smallest normal number of float64 stands for its
+ * subnormals likewise. An f16 result is besides rounded to a multiple of 2^-24, and off by up to
+ * half of it. Of each element's difference only what is beyond counts, so that a normal number in a
+ * zero's place is an error as ever.
+ *
+ * Terms: an answer may be zero, or a millionth of a millionth, because terms of usual size cancel:
+ * a gradient along a key of one normalised coordinate, or of an output that does not depend on the
+ * query. What is left then is the rounding of the terms, in float64 too, and two right answers have
+ * no digit in common. Where the largest element is below CANCELLED times the largest term, that is
+ * where float32's terms have left no digit of it, the same bounds hold relative to the terms.
+ * problem_verify.c finds out how large they are.
  */
 #define MAXIMUM_FACTOR 4.0
+#define CANCELLED      0x1p-24
 
 static const struct {
     int32_t dtype;
-    double rms;
+    double rms, smallest;
 } bounds[] = {
-    {FWA_DTYPE_F64, 1e-9},
-    {FWA_DTYPE_F32, 2e-5},
-    {FWA_DTYPE_BF16, 4e-3},
-    {FWA_DTYPE_F16, 1e-3},
+    {FWA_DTYPE_F64, 1e-9, 0x1p-1012},
+    {FWA_DTYPE_F32, 2e-5, 0x1p-116},
+    {FWA_DTYPE_BF16, 4e-3, 0x1p-116},
+    {FWA_DTYPE_F16, 1e-3, 0x1p-25},
 };
+
+double compare_smallest_for(int32_t dtype)
+{
+    double smallest = 0;
+    for (size_t i = 0; i < sizeof bounds / sizeof *bounds; i++)
+        if (bounds[i].dtype == dtype)
+            smallest = bounds[i].smallest;
+    return smallest;
+}
 
 compare_bound compare_bound_for(int32_t dtype)
 {
@@ -116,14 +143,15 @@ static double tensor_at(const void *data, int64_t i)
     return element_get(tensor->dtype, tensor->data, i);
 }
 
-static compare_error compare(element_source at, const void *got, const void *want, int64_t n)
+static compare_error compare(element_source at, const void *got, const void *want, int64_t n,
+                             const compare_allowance *allowance)
 {
     norm difference = {0, 0}, size = {0, 0};
     compare_error error = {0, 0};
     for (int64_t i = 0; i < n; i++) {
         const double g = at(got, i), w = at(want, i);
         if (isfinite(g) && isfinite(w)) {
-            norm_add(&difference, g - w);
+            norm_add(&difference, fmax(fabs(g - w) - allowance->smallest, 0));
             norm_add(&size, w);
         } else if (!same_not_finite(g, w)) {
             error.rms = error.maximum = INFINITY;
@@ -132,6 +160,9 @@ static compare_error compare(element_source at, const void *got, const void *wan
     }
     if (!isfinite(difference.largest)) { /* g - w of two huge numbers */
         error.rms = error.maximum = INFINITY;
+    } else if (size.largest < CANCELLED * allowance->terms_largest) {
+        error.rms = difference.largest / allowance->terms_norm * sqrt(difference.sum);
+        error.maximum = difference.largest / allowance->terms_largest;
     } else if (size.largest == 0) {
         error.rms = n == 0 ? 0 : difference.largest * sqrt(difference.sum / (double)n);
         error.maximum = difference.largest;
@@ -144,10 +175,19 @@ static compare_error compare(element_source at, const void *got, const void *wan
 
 compare_error compare_arrays(const double *got, const double *want, int64_t n)
 {
-    return compare(double_at, got, want, n);
+    const compare_allowance none = {0, 0, 0};
+    return compare(double_at, got, want, n, &none);
 }
 
 compare_error compare_tensors(const safetensors_tensor *got, const safetensors_tensor *want)
+{
+    const compare_allowance none = {0, 0, 0};
+    return compare_tensors_allowing(got, want, &none);
+}
+
+compare_error compare_tensors_allowing(const safetensors_tensor *got,
+                                       const safetensors_tensor *want,
+                                       const compare_allowance *allowance)
 {
     const compare_error none = {0, 0}, infinite = {INFINITY, INFINITY};
     const int64_t n = safetensors_elements(want);
@@ -155,7 +195,7 @@ compare_error compare_tensors(const safetensors_tensor *got, const safetensors_t
         memcmp(got->shape, want->shape, (size_t)want->rank * sizeof *want->shape) != 0)
         return infinite;
     if (element_is_float(want->dtype) && element_is_float(got->dtype))
-        return compare(tensor_at, got, want, n);
+        return compare(tensor_at, got, want, n, allowance);
     const int equal = got->dtype == want->dtype && memcmp(got->data, want->data, want->size) == 0;
     return equal ? none : infinite;
 }

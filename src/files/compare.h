@@ -23,6 +23,23 @@ compare_error compare_arrays(const double *got, const double *want, int64_t n);
  * and infinite otherwise. Different shapes are infinite too. */
 compare_error compare_tensors(const safetensors_tensor *got, const safetensors_tensor *want);
 
+/* What small numbers are held to; compare.c says why. Zeros: to nothing but themselves. */
+typedef struct compare_allowance {
+    /* An element may be off by this, whatever its size: only what is beyond counts. */
+    double smallest;
+    /* The terms that an answer is the sum of: their norm over the tensor, and the largest. Where
+     * they are so far above the answer that they have cancelled, errors are relative to them. */
+    double terms_norm, terms_largest;
+} compare_allowance;
+
+/* compare_tensors with allowances. */
+compare_error compare_tensors_allowing(const safetensors_tensor *got,
+                                       const safetensors_tensor *want,
+                                       const compare_allowance *allowance);
+
+/* The `smallest` of the type in which a tensor was computed or is stored. */
+double compare_smallest_for(int32_t dtype);
+
 /* What a result may be off; both parts must hold. */
 typedef struct compare_bound {
     double rms;

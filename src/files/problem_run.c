@@ -3,6 +3,7 @@
 #include "element.h"
 #include "safetensors_internal.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,9 +45,18 @@ static int out_of_range(const safetensors_tensor *source, int64_t at, int32_t dt
                             fwa_dtype_name(dtype));
 }
 
+/* A number's neighbour, above or below by the seed's bits. Zero and infinity stay: so do signs. */
+static double disturb(double value, uint64_t seed, int64_t i)
+{
+    uint64_t bits = (seed + (uint64_t)i) * 0x9e3779b97f4a7c15u;
+    bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9u;
+    return value * (bits >> 63 ? 1 + DBL_EPSILON : 1 - DBL_EPSILON);
+}
+
 /* Converts a tensor of the file; rounds to `rounded` first unless that is NONE. */
 static int bind_given(const safetensors_tensor *source, const problem_tensor *row, int32_t dtype,
-                      int32_t rounded, problem_buffer *buffer, safetensors_message *message)
+                      int32_t rounded, uint64_t disturbed, problem_buffer *buffer,
+                      safetensors_message *message)
 {
     const int64_t n = safetensors_elements(source);
     if (source->rank < 1)
@@ -71,7 +81,7 @@ static int bind_given(const safetensors_tensor *source, const problem_tensor *ro
                 free(data);
                 return out_of_range(source, i, narrow, message);
             }
-            element_set(dtype, data, i, run);
+            element_set(dtype, data, i, disturbed ? disturb(run, disturbed, i) : run);
         }
     }
     buffer->row = row;
@@ -132,7 +142,8 @@ static int bind_rows(const safetensors *file, const problem_run_options *options
                 : bind_given(safetensors_find(file, row->name), row,
                              problem_tensor_dtype(row, &binding->problem),
                              options->rounded_dtype ? problem_tensor_dtype(row, &rounded) : 0,
-                             buffer, message);
+                             options->disturbed ? options->disturbed + (uint64_t)i : 0, buffer,
+                             message);
         if (failed)
             return -1;
         binding->count++;

@@ -17,6 +17,9 @@ typedef struct problem_run_options {
      * converted. NONE: not rounded. A float64 run on such inputs is what a run in that dtype is
      * held against. */
     int32_t rounded_dtype, rounded_state_dtype;
+    /* Not 0: each number of the inputs is made larger or smaller by its last float64 digit, in
+     * another pattern for each seed. For float64 runs. */
+    uint64_t disturbed;
     int32_t backward; /* 1: the gradients too; the file must have `do` */
     int32_t saved;    /* 1: the forward hands the backward a saved buffer */
     int32_t mask;     /* 1: the masked form's mask too */

@@ -2,11 +2,20 @@
 #include "problem_verify.h"
 #include "safetensors_internal.h"
 
+#include <float.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define DTYPES (FWA_DTYPE_F64 + 1) /* the floating types are 1 to F64 */
+#define PROBES 4
+
+/* How large the terms of each answer are, by the row of its tensor. */
+typedef struct answer_terms {
+    int32_t known;
+    double norm[PROBLEM_TENSORS], largest[PROBLEM_TENSORS];
+} answer_terms;
 
 struct problem_verify {
     const safetensors *file;
@@ -15,11 +24,121 @@ struct problem_verify {
     int32_t data_dtype; /* of q, k, v in the file */
     problem_answer exact;
     problem_answer rounded[DTYPES]; /* by the type of the inputs; made when first wanted */
+    answer_terms terms[DTYPES];     /* likewise; F64: of the inputs as they are */
 };
 
 static int is_answer(const problem_tensor *row)
 {
     return row->role == PROBLEM_OUTPUT || row->role == PROBLEM_GRADIENT;
+}
+
+/* ---- Running ---- */
+
+static problem_run_result run_reference(const problem_verify *verify, int32_t rounded_dtype,
+                                        int32_t rounded_state, uint64_t disturbed,
+                                        problem_answer *answer, safetensors_message *message)
+{
+    const problem_run_options options = {.context = verify->reference,
+                                         .form = FWA_FORM_RECURRENT,
+                                         .dtype = FWA_DTYPE_F64,
+                                         .rounded_dtype = rounded_dtype,
+                                         .rounded_state_dtype = rounded_state,
+                                         .disturbed = disturbed,
+                                         .backward = verify->backward};
+    return problem_run(verify->file, &options, answer, message);
+}
+
+/* ---- Terms ---- */
+
+/* Euclidean norm and largest size of the differences of two results, or (NULL) of one result's
+ * numbers; of what is finite. */
+static double differences(const safetensors_tensor *left, const safetensors_tensor *right,
+                          double *largest)
+{
+    double sum = 0;
+    *largest = 0;
+    for (int64_t i = safetensors_elements(left) - 1; i >= 0; i--) {
+        const double other = right ? ((const double *)right->data)[i] : 0;
+        const double size = fabs(((const double *)left->data)[i] - other);
+        if (!isfinite(size))
+            continue;
+        *largest = fmax(*largest, size);
+        sum += size * size;
+    }
+    return sqrt(sum);
+}
+
+static double largest_of(const safetensors *results)
+{
+    double all = 0, one;
+    for (int32_t i = 0; i < safetensors_count(results); i++) {
+        const safetensors_tensor *tensor = safetensors_get(results, i);
+        if (tensor->dtype != FWA_DTYPE_F64)
+            continue;
+        differences(tensor, NULL, &one);
+        all = fmax(all, one);
+    }
+    return all;
+}
+
+/* Takes in what inputs that are disturbed in their last digit change. */
+static void add_probe(answer_terms *terms, const safetensors *results, const safetensors *probe)
+{
+    for (int32_t i = 0; i < PROBLEM_TENSORS; i++) {
+        const char *name = problem_tensor_get(i)->name;
+        const safetensors_tensor *one = safetensors_find(results, name);
+        double largest, norm;
+        if (one == NULL || one->dtype != FWA_DTYPE_F64)
+            continue;
+        norm = differences(one, safetensors_find(probe, name), &largest);
+        terms->norm[i] = fmax(terms->norm[i], norm / DBL_EPSILON);
+        terms->largest[i] = fmax(terms->largest[i], largest / DBL_EPSILON);
+    }
+}
+
+/* Holds what the probes said to reason. A kink (a decay just at its floor) would say too much: no
+ * term is taken to be larger than the largest number of all results. Of an answer that is zero to
+ * the last digit, disturbed or not, they say nothing: it is held to zero absolutely, as where the
+ * right answer is one, though the file has another algebra's rounding there. */
+static void bound_terms(answer_terms *terms, const safetensors *results)
+{
+    const double most = largest_of(results);
+    for (int32_t i = 0; i < PROBLEM_TENSORS; i++) {
+        const safetensors_tensor *one = safetensors_find(results, problem_tensor_get(i)->name);
+        double largest;
+        if (one == NULL || one->dtype != FWA_DTYPE_F64)
+            continue;
+        if (terms->largest[i] == 0 && differences(one, NULL, &largest) == 0) {
+            terms->largest[i] = 1;
+            terms->norm[i] = sqrt((double)safetensors_elements(one));
+        }
+        const double down = terms->largest[i] > most ? most / terms->largest[i] : 1;
+        terms->norm[i] *= down;
+        terms->largest[i] *= down;
+    }
+}
+
+/* Where the float64 recurrence changes by d when each input changes by its last digit, d over that
+ * digit is what its terms sum up to, even where all that is left of them is rounding. */
+static const answer_terms *terms_of(problem_verify *verify, int32_t inputs,
+                                    const problem_answer *answer)
+{
+    answer_terms *terms = &verify->terms[inputs];
+    const int32_t rounded = inputs == FWA_DTYPE_F64 ? FWA_DTYPE_NONE : inputs;
+    if (terms->known)
+        return terms;
+    terms->known = 1;
+    for (uint64_t i = 1; i <= PROBES; i++) {
+        problem_answer probe;
+        safetensors_message message;
+        if (run_reference(verify, rounded, FWA_DTYPE_NONE, i << 32, &probe, &message) !=
+            PROBLEM_RUN_OK)
+            continue;
+        add_probe(terms, answer->results, probe.results);
+        problem_answer_free(&probe);
+    }
+    bound_terms(terms, answer->results);
+    return terms;
 }
 
 /* ---- Comparing ---- */
@@ -32,22 +151,51 @@ static compare_bound answer_bound(const problem_verify *verify, const safetensor
                : compare_bound_looser(bound, compare_bound_for(verify->data_dtype));
 }
 
-static void judge(const safetensors_tensor *got, const safetensors_tensor *want,
-                  compare_bound bound, const char *against, problem_verdict *verdict)
+/* The numbers that a plan of that type has none for, of one tensor. */
+static double smallest_of(const problem_tensor *row, int32_t dtype)
 {
-    const compare_error error = compare_tensors(got, want);
-    const double ratio = compare_ratio(error, bound);
+    const fwa_problem problem = {.dtype = dtype};
+    return compare_smallest_for(problem_tensor_dtype(row, &problem));
+}
+
+/* Two sides of one comparison. */
+typedef struct sides {
+    const safetensors_tensor *got, *want;
+    double smallest;
+    int32_t inputs;              /* the type that they were rounded to; NONE: no terms are known */
+    const problem_answer *exact; /* of the reference on these inputs */
+    const char *against;
+} sides;
+
+/* Terms are looked for only where an answer would fail without. */
+static void judge(problem_verify *verify, const sides *s, compare_bound bound,
+                  problem_verdict *verdict)
+{
+    compare_allowance allowance = {s->smallest, 0, 0};
+    compare_error error = compare_tensors_allowing(s->got, s->want, &allowance);
+    double ratio = compare_ratio(error, bound);
+    if (ratio > 1 && s->inputs != FWA_DTYPE_NONE) {
+        const answer_terms *terms = terms_of(verify, s->inputs, s->exact);
+        for (int32_t i = 0; i < PROBLEM_TENSORS; i++) {
+            if (strcmp(problem_tensor_get(i)->name, s->want->name) != 0)
+                continue;
+            allowance.terms_norm = terms->norm[i];
+            allowance.terms_largest = terms->largest[i];
+        }
+        error = compare_tensors_allowing(s->got, s->want, &allowance);
+        ratio = compare_ratio(error, bound);
+    }
     if (verdict->against != NULL && ratio <= verdict->ratio)
         return;
-    snprintf(verdict->tensor, sizeof verdict->tensor, "%s", want->name);
-    verdict->against = against;
+    snprintf(verdict->tensor, sizeof verdict->tensor, "%s", s->want->name);
+    verdict->against = s->against;
     verdict->error = error;
     verdict->bound = bound;
     verdict->ratio = ratio;
 }
 
 /* Holds results to the file's answers; `dtype` is that of the run, NONE for the exact one. */
-static void judge_answers(const problem_verify *verify, const safetensors *results, int32_t dtype,
+static void judge_answers(problem_verify *verify, const safetensors *results, int32_t dtype,
                           const char *against, problem_verdict *verdict)
 {
     for (int32_t i = 0; i < PROBLEM_TENSORS; i++) {
@@ -55,39 +203,37 @@ static void judge_answers(const problem_verify *verify, const safetensors *resul
         const safetensors_tensor *want = safetensors_find(verify->file, row->name);
         if (!is_answer(row) || want == NULL)
             continue;
-        judge(safetensors_find(results, row->name), want,
-              compare_bound_looser(answer_bound(verify, want), compare_bound_for(dtype)), against,
-              verdict);
+        const int32_t stored = want->dtype == FWA_DTYPE_F64 ? FWA_DTYPE_F64 : verify->data_dtype;
+        const sides s = {.got = safetensors_find(results, row->name),
+                         .want = want,
+                         .smallest = fmax(compare_smallest_for(want->dtype),
+                                          fmax(smallest_of(row, stored), smallest_of(row, dtype))),
+                         .inputs = FWA_DTYPE_F64,
+                         .exact = &verify->exact,
+                         .against = against};
+        judge(verify, &s,
+              compare_bound_looser(answer_bound(verify, want), compare_bound_for(dtype)), verdict);
     }
 }
 
 /* Holds a run to the reference on the same rounded inputs. */
-static void judge_rounded(const problem_answer *got, const problem_answer *want,
-                          problem_verdict *verdict)
+static void judge_rounded(problem_verify *verify, const problem_answer *got,
+                          const problem_answer *want, int32_t inputs, problem_verdict *verdict)
 {
     for (int32_t i = 0; i < safetensors_count(want->results); i++) {
         const safetensors_tensor *tensor = safetensors_get(want->results, i);
         const problem_tensor *row = problem_tensor_find(tensor->name);
-        judge(safetensors_find(got->results, tensor->name), tensor,
-              compare_bound_looser(compare_bound_for(got->problem.dtype),
-                                   compare_bound_for(problem_tensor_dtype(row, &got->problem))),
-              "rounded", verdict);
+        const int32_t dtype = problem_tensor_dtype(row, &got->problem);
+        const sides s = {.got = safetensors_find(got->results, tensor->name),
+                         .want = tensor,
+                         .smallest = compare_smallest_for(dtype),
+                         .inputs = inputs,
+                         .exact = want,
+                         .against = "rounded"};
+        judge(verify, &s,
+              compare_bound_looser(compare_bound_for(got->problem.dtype), compare_bound_for(dtype)),
+              verdict);
     }
-}
-
-/* ---- Running ---- */
-
-static problem_run_result run_reference(const problem_verify *verify, int32_t rounded_dtype,
-                                        int32_t rounded_state, problem_answer *answer,
-                                        safetensors_message *message)
-{
-    const problem_run_options options = {.context = verify->reference,
-                                         .form = FWA_FORM_RECURRENT,
-                                         .dtype = FWA_DTYPE_F64,
-                                         .rounded_dtype = rounded_dtype,
-                                         .rounded_state_dtype = rounded_state,
-                                         .backward = verify->backward};
-    return problem_run(verify->file, &options, answer, message);
 }
 
 static problem_run_result check_answers(const problem_verify *verify, safetensors_message *message)
@@ -130,7 +276,7 @@ problem_run_result problem_verify_begin(const safetensors *file, fwa_context *re
     made->reference = reference;
     made->backward = safetensors_find(file, "do") != NULL;
     made->data_dtype = problem.dtype;
-    problem_run_result result = run_reference(made, FWA_DTYPE_NONE, FWA_DTYPE_NONE, &made->exact,
+    problem_run_result result = run_reference(made, FWA_DTYPE_NONE, FWA_DTYPE_NONE, 0, &made->exact,
                                               message);
     *status = made->exact.status;
     if (result == PROBLEM_RUN_OK)
@@ -157,7 +303,7 @@ static problem_run_result rounded_answer(problem_verify *verify, const problem_r
     *answer = store;
     return store->results != NULL
                ? PROBLEM_RUN_OK
-               : run_reference(verify, dtype, options->state_dtype, store, message);
+               : run_reference(verify, dtype, options->state_dtype, 0, store, message);
 }
 
 problem_run_result problem_verify_run(problem_verify *verify, const problem_run_options *options,
@@ -180,7 +326,8 @@ problem_run_result problem_verify_run(problem_verify *verify, const problem_run_
         judge_answers(verify, got.results, dtype, "direct", verdict);
     result = rounded_answer(verify, options, &made, &want, message);
     if (result == PROBLEM_RUN_OK)
-        judge_rounded(&got, want, verdict);
+        judge_rounded(verify, &got, want,
+                      options->state_dtype == FWA_DTYPE_NONE ? dtype : FWA_DTYPE_NONE, verdict);
     else
         *status = want->status;
     const problem_tensor *worst = problem_tensor_find(verdict->tensor);

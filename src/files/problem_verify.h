@@ -8,11 +8,13 @@
  *
  *     answers:   the float64 reference on the file as it is, against the file's answers
  *     direct:    the run against the file's answers; f64 and f32 only, for in 16 bits the rounding
- * of the inputs alone changes the answer by as much as the problem's conditioning says rounded: the
- * run against the float64 reference on inputs rounded to the run's types
+ *                of the inputs alone changes the answer by as much as the problem's conditioning
+ *                says
+ *     rounded:   the run against the float64 reference on inputs rounded to the run's types
  *
  * The bound of an answer is that of the type in which it is stored; beside 16-bit q, k, v, however,
- * an F32 answer is a widened 16-bit one and has their bound. */
+ * an F32 answer is a widened 16-bit one and has their bound. What small numbers are allowed goes by
+ * the types in which a tensor was computed and is stored. */
 
 #include "compare.h"
 #include "problem_run.h"

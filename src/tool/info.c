@@ -2,6 +2,35 @@
 #include "tool.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The levels of instructions that FWA_CPU_ISA may name, and that this machine and build have: each is
+ * tried. What the environment holds is put back. */
+static void print_levels(const char *backend)
+{
+    static const char *const levels[] = {"generic", "neon", "avx2", "avx512", "avx512bf16", "amx"};
+    const char *set = getenv("FWA_CPU_ISA"), *before = "    this machine has ";
+    char *kept = set ? strdup(set) : NULL;
+    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
+        fwa_context_options options = FWA_CONTEXT_OPTIONS_INIT;
+        fwa_context *context = NULL;
+        options.backend = backend;
+        options.threads = 1;
+        if (setenv("FWA_CPU_ISA", levels[i], 1) != 0 ||
+            fwa_context_create(&options, &context) != FWA_OK)
+            continue;
+        printf("%s%s", before, levels[i]);
+        before = ", ";
+        fwa_context_destroy(context);
+    }
+    printf("\n");
+    if (kept)
+        setenv("FWA_CPU_ISA", kept, 1);
+    else
+        unsetenv("FWA_CPU_ISA");
+    free(kept);
+}
 
 static void print_devices(const fwa_backend_info *info)
 {
@@ -33,6 +62,8 @@ static tool_exit print_backends(void)
             printf("  %s: present, %s\n    %s\n", info.name, info.origin, info.description);
         else
             printf("  %s: absent: %s\n    looked for in %s\n", info.name, info.reason, info.origin);
+        if (info.available && strcmp(info.name, "cpu") == 0)
+            print_levels(info.name);
         if (info.available)
             print_devices(&info);
     }

@@ -58,6 +58,11 @@ static tool_exit slice_find(const safetensors *file, const mask_request *request
         return bad(message, "head", request->head, problem->heads_value), TOOL_USAGE;
     if (request->channel < 0 || request->channel >= problem->value_dim)
         return bad(message, "channel", request->channel, problem->value_dim), TOOL_USAGE;
+    if (extent.sequences == 0) {
+        snprintf(message->text, sizeof message->text,
+                 "the file has no sequence to make a picture of");
+        return TOOL_LIBRARY;
+    }
     if (request->sequence < 0 || request->sequence >= extent.sequences)
         return bad(message, "sequence", request->sequence, extent.sequences), TOOL_USAGE;
     const safetensors_tensor *bounds = safetensors_find(file, "cu_seqlens");

@@ -218,7 +218,9 @@ Test(create, options)
     expect_message(create_and_destroy(&options), FWA_ERROR_VALUE, "options->device is -1", "cpu",
                    "1");
     options.device = 1;
-    expect_message(create_and_destroy(&options), FWA_ERROR_VALUE, "options->device is 1", "cpu");
+    expect_message(create_and_destroy(&options), FWA_ERROR_VALUE, "options->device is 1",
+                   "backend cpu has 1 device");
+    cr_assert_null(strstr(fwa_error_message(), "1 devices"));
     options.device = INT32_MAX;
     expect_message(create_and_destroy(&options), FWA_ERROR_VALUE, "options->device is 2147483647");
 }

@@ -87,6 +87,29 @@ Test(levels, only_known_ones_are_listed)
     cr_assert_str_eq(level, "generic");
 }
 
+/* What was compiled is the backend's description; what is listed is among it. */
+Test(levels, compiled_ones_are_told)
+{
+    const char *list = available(), *compiled = NULL;
+    fwa_backend_info info = FWA_BACKEND_INFO_INIT;
+    char level[32], listed[32];
+    for (int32_t i = 0; i < fwa_backend_count() && !compiled; i++) {
+        cr_assert_eq(fwa_backend_get(i, &info), FWA_OK);
+        if (strcmp(info.name, "cpu") == 0)
+            compiled = strstr(info.description, "compiled for ");
+    }
+    cr_assert_not_null(compiled);
+    compiled += strlen("compiled for ");
+    for (int n = 0; nth(compiled, n, level); n++) {
+        bool known = false;
+        for (size_t i = 0; i < LEVELS; i++)
+            known = known || strcmp(level, levels[i]) == 0;
+        cr_expect(known, "\"%s\" of \"%s\"", level, compiled);
+    }
+    for (int n = 0; nth(list, n, listed); n++)
+        cr_expect(is_listed(compiled, listed), "\"%s\" is not among \"%s\"", listed, compiled);
+}
+
 Test(levels, listed_ones_are_used)
 {
     const char *list = available();
@@ -172,7 +195,41 @@ Test(levels, kernels_have_its_name)
     }
 }
 
-#define SIDE 256 /* D and V: a state of all numbers of 16 bits */
+/* Of each form, with and without the normaliser: what the name says of chunks, and its end. */
+Test(levels, kernels_say_what_runs)
+{
+    static const struct {
+        int32_t form, normalizer;
+        const char *forward, *backward, *end;
+    } rows[] = {
+        {FWA_FORM_RECURRENT, 0, "/recurrent/inner", "/recurrent/inner", "/backward"},
+        {FWA_FORM_MASKED, 0, "/masked/inner", "/masked/inner", "/backward"},
+        {FWA_FORM_CHUNKED, 0, "/chunked/64/inner", "/chunked/16/inner", "/adjoint"},
+        {FWA_FORM_CHUNKED, 1, "/chunked/64/inner", "/chunked/16/inner", "/backward"},
+    };
+    fwa_context *context = make_context("cpu", 1);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        fwa_problem problem = FWA_PROBLEM_INIT;
+        problem.objective = FWA_OBJECTIVE_INNER_PRODUCT;
+        problem.key_dim = problem.value_dim = 4;
+        problem.form = rows[i].form;
+        problem.normalizer = rows[i].normalizer;
+        fwa_plan *plan = make_plan(context, &problem);
+        const char *forward = fwa_plan_kernel_name(plan, FWA_PASS_FORWARD);
+        const char *backward = fwa_plan_kernel_name(plan, FWA_PASS_BACKWARD);
+        cr_expect(strstr(forward, rows[i].forward) && ends_with(forward, "/forward"), "%s",
+                  forward);
+        cr_expect(strstr(backward, rows[i].backward) && ends_with(backward, rows[i].end), "%s",
+                  backward);
+        fwa_plan_destroy(plan);
+    }
+    fwa_context_destroy(context);
+}
+
+/* Two heads' states, with room for all numbers of 16 bits. */
+#define HEADS  2
+#define ROWS   137
+#define WIDEST 256
 
 static float to_float(int32_t dtype, uint16_t bits)
 {
@@ -184,27 +241,30 @@ static uint16_t from_float(int32_t dtype, float value)
     return dtype == FWA_DTYPE_BF16 ? fwa_bf16_from_float(value) : fwa_f16_from_float(value);
 }
 
-/* One token in place, with keys of ones: `v` is added to each row of the state. */
-static void add_to_rows(fwa_context *context, uint16_t *state, int32_t dtype, float *v)
+/* One token in place, with keys of ones: `v` [heads, columns] is added to each row of the state. */
+static void add_to_rows(fwa_context *context, uint16_t *state, int32_t dtype, float *v,
+                        int32_t columns)
 {
-    static float ones[SIDE], o[SIDE];
+    static float ones[ROWS], o[HEADS * WIDEST];
     fwa_problem problem = FWA_PROBLEM_INIT;
     fwa_forward_args args = FWA_FORWARD_ARGS_INIT;
     fwa_plan *plan;
-    for (int i = 0; i < SIDE; i++)
+    for (int i = 0; i < ROWS; i++)
         ones[i] = 1;
     cr_assert_eq(fwa_problem_preset(&problem, "linear_attention"), FWA_OK);
     problem.qk_norm = FWA_NORM_NONE;
     problem.phi = FWA_FEATURE_MAP_IDENTITY;
     problem.normalizer = 0;
     problem.state_dtype = dtype;
-    problem.key_dim = problem.value_dim = SIDE;
+    problem.heads_value = HEADS;
+    problem.key_dim = ROWS;
+    problem.value_dim = columns;
     plan = make_plan(context, &problem);
-    args.q = args.k = fwa_tensor_contiguous(ones, FWA_DTYPE_F32, 4, 1, 1, 1, SIDE);
-    args.v = fwa_tensor_contiguous(v, FWA_DTYPE_F32, 4, 1, 1, 1, SIDE);
-    args.o = fwa_tensor_contiguous(o, FWA_DTYPE_F32, 4, 1, 1, 1, SIDE);
-    args.carry_in.state = args.carry_out.state = fwa_tensor_contiguous(state, dtype, 4, 1, 1, SIDE,
-                                                                       SIDE);
+    args.q = args.k = fwa_tensor_contiguous(ones, FWA_DTYPE_F32, 4, 1, 1, 1, ROWS);
+    args.v = fwa_tensor_contiguous(v, FWA_DTYPE_F32, 4, 1, 1, HEADS, columns);
+    args.o = fwa_tensor_contiguous(o, FWA_DTYPE_F32, 4, 1, 1, HEADS, columns);
+    args.carry_in.state = args.carry_out.state = fwa_tensor_contiguous(state, dtype, 4, 1, HEADS,
+                                                                       ROWS, columns);
     cr_assert_eq(fwa_plan_workspace_size(plan, FWA_PASS_FORWARD, 1, 1, 1, &args.workspace_size),
                  FWA_OK);
     args.workspace = malloc(args.workspace_size);
@@ -213,39 +273,54 @@ static void add_to_rows(fwa_context *context, uint16_t *state, int32_t dtype, fl
     fwa_plan_destroy(plan);
 }
 
-/* Every number of a 16-bit state goes through a step of decoding, and is rounded once, to nearest even.
- * Sums below 2^-126 may be flushed. */
+/* A number `got` of a 16-bit state is `before` + v, rounded once. Sums below 2^-126 may be flushed. */
+static void expect_sum(const char *level, int32_t dtype, uint16_t before, float v, uint16_t got)
+{
+    const float from = to_float(dtype, before), sum = from + v, to = to_float(dtype, got);
+    if (isnan(sum))
+        cr_assert(isnan(to), "%s: %04x became %04x", level, before, got);
+    else if (fabsf(sum) < 0x1p-126F)
+        cr_assert(to == 0 || to == sum, "%s: %g + %g is %g", level, (double)from, (double)v,
+                  (double)to);
+    else
+        cr_assert_eq(got, from_float(dtype, sum), "%s: %g + %g is %g, not %g", level, (double)from,
+                     (double)v, (double)to, (double)to_float(dtype, from_float(dtype, sum)));
+}
+
+/* Every number of a 16-bit state goes through a step of decoding, and is rounded once, to nearest
+ * even; so it is in the columns that the kernels' steps of several vectors leave to single ones. */
+static void every_number(const char *level, int32_t columns)
+{
+    static uint16_t state[HEADS * ROWS * WIDEST];
+    const int numbers = HEADS * ROWS * columns;
+    for (int type = 0; type < 8; type++) {
+        const int32_t dtype = type % 2 ? FWA_DTYPE_BF16 : FWA_DTYPE_F16;
+        fwa_context *context;
+        float v[HEADS * WIDEST];
+        for (int c = 0; c < HEADS * columns; c++)
+            v[c] = type < 2 ? 0 : ldexpf((float)(c * 37 % 513 - 256), c * 11 % 30 - 20 - type);
+        for (int i = 0; i < numbers; i++)
+            state[i] = (uint16_t)i;
+        setenv("FWA_CPU_ISA", level, 1);
+        context = make_context("cpu", 1);
+        unsetenv("FWA_CPU_ISA");
+        add_to_rows(context, state, dtype, v, columns);
+        fwa_context_destroy(context);
+        for (int i = 0; i < numbers; i++)
+            expect_sum(level, dtype, (uint16_t)i, v[i / (ROWS * columns) * columns + i % columns],
+                       state[i]);
+    }
+}
+
+/* Multiples of vectors of 4, 8 and 16 numbers, none of them a multiple of what these take at once
+ * (16 or 32, 32, 128); and one that is a multiple of all. */
 Test(levels, states_of_16_bits)
 {
-    static uint16_t state[SIDE * SIDE];
+    static const int32_t columns[] = {252, 248, 240, WIDEST};
     const char *list = available();
     char level[32];
+    cr_assert_geq(HEADS * ROWS * 240, 1 << 16);
     for (int n = 0; nth(list, n, level); n++)
-        for (int type = 0; type < 8; type++) {
-            const int32_t dtype = type % 2 ? FWA_DTYPE_BF16 : FWA_DTYPE_F16;
-            fwa_context *context;
-            float v[SIDE];
-            for (int c = 0; c < SIDE; c++)
-                v[c] = type < 2 ? 0 : ldexpf((float)(c * 37 % 513 - 256), c * 11 % 30 - 20 - type);
-            for (int i = 0; i < SIDE * SIDE; i++)
-                state[i] = (uint16_t)i;
-            setenv("FWA_CPU_ISA", level, 1);
-            context = make_context("cpu", 1);
-            unsetenv("FWA_CPU_ISA");
-            add_to_rows(context, state, dtype, v);
-            fwa_context_destroy(context);
-            for (int i = 0; i < SIDE * SIDE; i++) {
-                const float before = to_float(dtype, (uint16_t)i), sum = before + v[i % SIDE];
-                const float got = to_float(dtype, state[i]);
-                if (isnan(sum))
-                    cr_assert(isnan(got), "%s: %04x became %04x", level, (unsigned)i, state[i]);
-                else if (fabsf(sum) < 0x1p-126F)
-                    cr_assert(got == 0 || got == sum, "%s: %g + %g is %g", level, (double)before,
-                              (double)v[i % SIDE], (double)got);
-                else
-                    cr_assert_eq(state[i], from_float(dtype, sum), "%s: %g + %g is %g, not %g",
-                                 level, (double)before, (double)v[i % SIDE], (double)got,
-                                 (double)to_float(dtype, from_float(dtype, sum)));
-            }
-        }
+        for (size_t i = 0; i < sizeof columns / sizeof *columns; i++)
+            every_number(level, columns[i]);
 }

@@ -66,7 +66,8 @@ expected_files() {
     printf "$library/%s\n" cmake/fwa/fwaConfig.cmake cmake/fwa/fwaConfigVersion.cmake pkgconfig/fwa.pc
     [ "$kind" != shared ] && echo "$library/libfwa.a"
     [ "$kind" != static ] && printf "$library/%s\n" libfwa.so libfwa.so.0 libfwa.so.0.1.0
-    (cd "$source" && printf 'share/doc/fwa/%s\n' CONTRIBUTING.md README.md doc/*.md)
+    (cd "$source" && printf 'share/doc/fwa/%s\n' CHANGELOG.md CONTRIBUTING.md LICENSE README.md \
+        bench/results/README.md doc/*.md examples/decode.c examples/first.c include/fwa/fwa.h)
 }
 
 same_files() {
@@ -76,6 +77,19 @@ same_files() {
 
 same_headers() {
     diff -r "$source/include/fwa" "$root/include/fwa"
+}
+
+# What the documents link to, from where they are.
+document_links() {
+    local document link missing=0
+    while read -r document; do
+        while read -r link; do
+            [ -e "$(dirname "$document")/$link" ] && continue
+            echo "$document links to $link"
+            missing=1
+        done < <(grep -oE '\]\([^)#:]+[)#]' "$document" | sed 's/^](//; s/.$//')
+    done < <(find "$root/share/doc/fwa" -name '*.md')
+    return "$missing"
 }
 
 links() {
@@ -167,6 +181,7 @@ expected=$source/examples/first.expected
 check 'meson install' install_build
 check 'the files, and no others, are installed' same_files
 check 'the headers are those of the source' same_headers
+check 'what the documents link to is there' document_links
 if [ "$kind" != static ]; then
     check 'links to the library' links
     check 'SONAME' soname
