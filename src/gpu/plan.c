@@ -97,10 +97,11 @@ static int32_t shared_bytes(const fwa_gpu_plan *plan, sharing shared)
     if (shared == FORWARD_SHARED || shared == BACKWARD_SHARED)
         floats = fwa_gpu_recurrent_floats(p->window, plan->padded, FWA_GPU_THREADS / wave,
                                           shared == BACKWARD_SHARED);
-    if (shared == CHUNK_SHARED)
-        return FWA_GPU_CHUNK_MATRICES +
-               FWA_GPU_CHUNK_SLOTS(parts_of(p), plan->padded, FWA_SHARED_LIMIT) *
-                   FWA_GPU_CHUNK_BYTES(parts_of(p), plan->padded);
+    if (shared == CHUNK_SHARED) {
+        const int32_t channel = p->dynamics == FWA_DYNAMICS_PER_CHANNEL, parts = parts_of(p);
+        const int32_t slots = FWA_GPU_CHUNK_SLOTS(parts, plan->padded, channel, FWA_SHARED_LIMIT);
+        return FWA_GPU_CHUNK_BYTES(parts, plan->padded, channel, slots);
+    }
     if (shared == STATISTIC_SHARED)
         floats = fwa_gpu_statistic_floats(p->window, p->key_dim, wave);
     if (shared == ROWS_SHARED)

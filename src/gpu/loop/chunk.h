@@ -6,7 +6,8 @@
  * The loop over the chunks of a sequence, for one value head and a block of value columns. Waves have
  * roles and meet once a chunk:
  *
- *     a loader      puts the keys and queries of a chunk to come into shared memory
+ *     a loader      puts keys, queries and values of a chunk to come into shared memory, and takes
+ *                   outputs from there
  *     a preparer    forms a chunk's small matrices (ChunkMatrices), one chunk ahead
  *     the others    each have 16 value columns: their share of the state stays in registers, as sums
  *                   of tiles; it is the left operand of the products with keys and queries, and gets
@@ -28,15 +29,18 @@
 namespace fwa
 {
 
-static_assert(2 * sizeof(ChunkMatrices) <= FWA_GPU_CHUNK_MATRICES, "room for a chunk's matrices");
+static_assert(sizeof(ChunkMatrices) <= FWA_GPU_CHUNK_MATRICES, "room for a chunk's matrices");
 
 /* What all waves know of a sequence's chunks. */
-template <int PARTS, int DIM> struct Chunks {
+template <int PARTS, int DIM, bool CHANNEL> struct Chunks {
     static constexpr int tiles = DIM / TILE;
     static constexpr int stride = DIM + 8; /* eight rows of 16 bytes then lie in all banks */
     static constexpr int plane = TILE * stride;
     static constexpr int side = PARTS * plane; /* the keys, or the queries, of a chunk */
-    static constexpr int slots = FWA_GPU_CHUNK_SLOTS(PARTS, DIM, FWA_SHARED_LIMIT);
+    static constexpr int slots = FWA_GPU_CHUNK_SLOTS(PARTS, DIM, CHANNEL, FWA_SHARED_LIMIT);
+    static constexpr int slot_bytes = FWA_GPU_CHUNK_SLOT_BYTES(PARTS, DIM, CHANNEL);
+    static constexpr int width = FWA_GPU_CHUNK_COMPUTING * TILE; /* of a tile of values */
+    static constexpr int value_bytes = PARTS == 3 ? 4 : 2;
 
     const fwa_gpu_args &a;
     Sequence s;
@@ -44,14 +48,11 @@ template <int PARTS, int DIM> struct Chunks {
     int64_t first; /* pair */
     int64_t lead;  /* tokens seen in the first chunk */
     int64_t cut;   /* the chunk, counted without it, that the committed token ends within */
-    ChunkMatrices *matrices;
-    uint16_t *sides;
+    int64_t column0; /* the block's first value column */
 
-    FWA_METHOD Chunks(const fwa_gpu_args &args, int64_t n, int64_t value_head)
+    FWA_METHOD Chunks(const fwa_gpu_args &args, int64_t n, int64_t value_head, int64_t column)
         : a(args), s(sequence_get(args, n)), head(value_head), key(key_head(args, value_head)),
-          query(query_head(args, value_head)), first(first_pair(args, s)),
-          matrices((ChunkMatrices *)shared()),
-          sides((uint16_t *)(shared() + FWA_GPU_CHUNK_MATRICES))
+          query(query_head(args, value_head)), first(first_pair(args, s)), column0(column)
     {
         const int64_t on_grid = s.commit + s.seen % TILE;
         lead = s.seen % TILE;
@@ -77,9 +78,15 @@ template <int PARTS, int DIM> struct Chunks {
         return (int)((next < s.length ? next : s.length) - start(chunk));
     }
 
+    FWA_METHOD unsigned char *slot_of(int64_t chunk) const
+    {
+        return shared() + (slots == 1 ? 1 : 2) * FWA_GPU_CHUNK_MATRICES +
+               (int)((uint32_t)chunk % slots) * slot_bytes;
+    }
+
     FWA_METHOD uint16_t *keys_of(int64_t chunk) const
     {
-        return sides + (int)((uint32_t)chunk % slots) * 2 * side;
+        return (uint16_t *)slot_of(chunk);
     }
 
     FWA_METHOD uint16_t *queries_of(int64_t chunk) const
@@ -87,17 +94,31 @@ template <int PARTS, int DIM> struct Chunks {
         return keys_of(chunk) + side;
     }
 
+    /* [TILE, width] values in their own type; then outputs. */
+    FWA_METHOD unsigned char *values_of(int64_t chunk) const
+    {
+        return (unsigned char *)(queries_of(chunk) + side);
+    }
+
+    /* [TILE, width] gains, per channel. */
+    FWA_METHOD float *gains_of(int64_t chunk) const
+    {
+        return (float *)(values_of(chunk) + FWA_GPU_CHUNK_TILE);
+    }
+
     FWA_METHOD ChunkMatrices &matrices_of(int64_t chunk) const
     {
-        return matrices[(int)((uint32_t)chunk % 2)];
+        const int place = slots == 1 ? 0 : (int)((uint32_t)chunk % 2);
+        return *(ChunkMatrices *)(shared() + place * FWA_GPU_CHUNK_MATRICES);
     }
 };
 
 /* ---- The loader ---- */
 
-template <int PARTS, int DIM> struct ChunkLoader : Chunks<PARTS, DIM> {
-    using Base = Chunks<PARTS, DIM>;
-    using Base::a, Base::s, Base::first, Base::stride, Base::plane;
+template <int PARTS, int DIM, bool CHANNEL> struct ChunkLoader : Chunks<PARTS, DIM, CHANNEL> {
+    using Base = Chunks<PARTS, DIM, CHANNEL>;
+    using Base::a, Base::s, Base::first, Base::stride, Base::plane, Base::head, Base::column0;
+    using Base::width, Base::value_bytes;
 
     FWA_METHOD explicit ChunkLoader(const Base &chunks) : Base(chunks)
     {
@@ -199,14 +220,91 @@ template <int PARTS, int DIM> struct ChunkLoader : Chunks<PARTS, DIM> {
             copy_all(a.q, at3(a.q, s.row, s.first + t0, this->query), 0, n, queries);
         else
             convert_all<false>(t0, n, queries);
+        load_tile<value_bytes>(a.v, at3(a.v, s.row, s.first + t0, head), t0, n,
+                               this->values_of(chunk));
+        if (CHANNEL && present(a.beta))
+            load_tile<4>(a.beta, at3(a.beta, s.row, s.first + t0, head), t0, n,
+                         (unsigned char *)this->gains_of(chunk));
         copy_wait();
+    }
+
+    /* True where the block's columns of such a tensor are whole pieces of 16 bytes. */
+    template <int BYTES>
+    FWA_METHOD bool in_pieces(const fwa_gpu_view &view) const
+    {
+        return view.stride[3] == 1 && (uintptr_t)view.data % 16 == 0 &&
+               a.value_dim % (16 / BYTES) == 0 &&
+               (view.stride[0] | view.stride[1] | view.stride[2]) % (16 / BYTES) == 0;
+    }
+
+    /* The block's columns of the tokens that write; zeros elsewhere. */
+    template <int BYTES>
+    FWA_METHOD void load_tile(const fwa_gpu_view &view, int64_t offset, int64_t t0, int n,
+                              unsigned char *to) const
+    {
+        constexpr int each = 16 / BYTES, pieces = width / each;
+        const int from = t0 < first ? (int)(first - t0) : 0;
+        if (in_pieces<BYTES>(view)) {
+            const Four zeros = {{0, 0, 0, 0}};
+#pragma unroll 8
+            for (int e = lane(); e < TILE * pieces; e += wave) {
+                const int i = e / pieces, c = e % pieces * each;
+                const int64_t at = offset + i * view.stride[1] + column0 + c;
+                if (i >= from && i < n && column0 + c < a.value_dim)
+                    copy_async(to + e * 16, (const unsigned char *)view.data + at * BYTES);
+                else
+                    *(Four *)(to + e * 16) = zeros;
+            }
+            return;
+        }
+#pragma unroll 8
+        for (int e = lane(); e < TILE * width; e += wave) {
+            const int i = e / width, c = e % width;
+            const int64_t at = offset + i * view.stride[1] + (column0 + c) * view.stride[3];
+            const bool given = i >= from && i < n && column0 + c < a.value_dim;
+            if (BYTES == 4)
+                ((uint32_t *)to)[e] = given ? ((const uint32_t *)view.data)[at] : 0;
+            else
+                ((uint16_t *)to)[e] = given ? ((const uint16_t *)view.data)[at] : 0;
+        }
+    }
+
+    /* The outputs of a chunk that is done. */
+    FWA_METHOD void store_outputs(int64_t chunk) const
+    {
+        constexpr int each = 16 / value_bytes, pieces = width / each;
+        const int64_t offset = at3(a.o, s.row, s.first + this->start(chunk), head);
+        const int n = this->count(chunk), columns = a.chunk_columns;
+        const unsigned char *from = this->values_of(chunk);
+        if (in_pieces<value_bytes>(a.o)) {
+#pragma unroll 4
+            for (int e = lane(); e < n * pieces; e += wave) {
+                const int i = e / pieces, c = e % pieces * each;
+                const int64_t at = offset + i * a.o.stride[1] + column0 + c;
+                if (c < columns && column0 + c < a.value_dim)
+                    *(Four *)((unsigned char *)a.o.data + at * value_bytes) =
+                        *(const Four *)(from + e * 16);
+            }
+            return;
+        }
+#pragma unroll 4
+        for (int e = lane(); e < n * width; e += wave) {
+            const int i = e / width, c = e % width;
+            const int64_t at = offset + i * a.o.stride[1] + column0 + c;
+            if (c >= columns || column0 + c >= a.value_dim)
+                continue;
+            if (value_bytes == 4)
+                ((uint32_t *)a.o.data)[at] = ((const uint32_t *)from)[e];
+            else
+                ((uint16_t *)a.o.data)[at] = ((const uint16_t *)from)[e];
+        }
     }
 };
 
 /* ---- The preparer ---- */
 
-template <int PARTS, int DIM, bool CHANNEL> struct ChunkPreparer : Chunks<PARTS, DIM> {
-    using Base = Chunks<PARTS, DIM>;
+template <int PARTS, int DIM, bool CHANNEL> struct ChunkPreparer : Chunks<PARTS, DIM, CHANNEL> {
+    using Base = Chunks<PARTS, DIM, CHANNEL>;
     using Base::a, Base::s, Base::first, Base::stride, Base::plane, Base::head;
 
     FWA_METHOD explicit ChunkPreparer(const Base &chunks) : Base(chunks)
@@ -415,23 +513,28 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkPreparer : Chunks<PARTS,
 
 /* ---- The waves that compute ---- */
 
-template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS, DIM> {
-    using Base = Chunks<PARTS, DIM>;
+template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS, DIM, CHANNEL> {
+    using Base = Chunks<PARTS, DIM, CHANNEL>;
     using Base::a, Base::s, Base::first, Base::stride, Base::plane, Base::head, Base::tiles;
 
-    int64_t column0; /* the wave's first value column; value_dim or more: z is its row 0 */
-    bool norm;
+    int share; /* the wave's first column in the block */
+    bool norm; /* its row 0 is z, and it has no others */
     Sum state[tiles];
-    uint32_t next_value[tile_rows][4]; /* bits of the next chunk's, on their way */
 
-    FWA_METHOD ChunkComputer(const Base &chunks, int64_t column, bool has_norm)
-        : Base(chunks), column0(column), norm(has_norm)
+    FWA_METHOD ChunkComputer(const Base &chunks, int first_column, bool has_norm)
+        : Base(chunks), share(first_column), norm(has_norm)
     {
     }
 
     FWA_METHOD int64_t column(int h) const
     {
-        return column0 + tile_row(lane(), h);
+        return Base::column0 + share + tile_row(lane(), h);
+    }
+
+    /* Where the lane's first token and column are in a tile of values. */
+    FWA_METHOD int tile_place() const
+    {
+        return tile_column(lane(), 0) * Base::width + share + tile_row(lane(), 0);
     }
 
     FWA_METHOD bool has_column(int h) const
@@ -497,42 +600,32 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
         if (norm || s.slot_out < 0 || !present(to))
             return;
         for (int64_t e = lane(); e < (int64_t)a.key_dim * TILE; e += wave) {
-            const int64_t d = e / TILE, c = column0 + e % TILE;
+            const int64_t d = e / TILE, c = Base::column0 + share + e % TILE;
             if (c < a.value_dim)
                 copy(from, zero ? 0 : at3(from, s.slot_in, head, d) + c * from.stride[3], to,
                      at3(to, s.slot_out, head, d) + c * to.stride[3], zero);
         }
     }
 
-    /* The offset of the lane's first token and column in v or o. */
-    FWA_METHOD int64_t lane_offset(const fwa_gpu_view &view, int64_t t0) const
+    FWA_METHOD void load_values(Walk &w, int64_t chunk) const
     {
-        return at3(view, s.row, s.first + t0 + tile_column(lane(), 0), head) +
-               column(0) * view.stride[3];
-    }
-
-    FWA_METHOD void load_values(int64_t chunk)
-    {
-        const bool given = this->exists(chunk);
-        const int64_t t0 = given ? this->start(chunk) : 0, base = lane_offset(a.v, t0);
-        const int n = given ? this->count(chunk) : 0;
-        const int from = t0 < first ? (int)(first - t0) : 0;
+        const unsigned char *from = this->values_of(chunk) + tile_place() * Base::value_bytes;
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int i = tile_column(lane(), e);
-                next_value[h][e] = 0;
-                if (i >= from && i < n && has_column(h))
-                    next_value[h][e] = load_bits<PARTS>(a.v,
-                                                        base + tile_column_step(e) * a.v.stride[1] +
-                                                            tile_row_step(h) * a.v.stride[3]);
+                const int at = tile_column_step(e) * Base::width + tile_row_step(h);
+                const uint32_t bits = Base::value_bytes == 4 ? ((const uint32_t *)from)[at]
+                                                             : ((const uint16_t *)from)[at];
+                w.value[h][e] = has_norm(h) ? 1 : from_bits<PARTS>(a.v, bits);
             }
     }
 
     /* Step sizes and carries of the lane's tokens and columns. */
-    FWA_METHOD void load_gates(Walk &w, const ChunkMatrices &m, int64_t t0, int n) const
+    FWA_METHOD void load_gates(Walk &w, const ChunkMatrices &m, int64_t chunk, int64_t t0,
+                               int n) const
     {
+        const float *gains = this->gains_of(chunk) + tile_place();
         const fwa_decay_knobs_f32 knobs = decay_knobs(a);
         float beyond[tile_rows] = {};
 #pragma unroll
@@ -544,10 +637,8 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
                 w.gamma[h][e] = 1;
                 if (i >= n || t0 + i < first || !has_column(h))
                     continue;
-                float beta = 1;
-                if (present(a.beta))
-                    beta = load(a.beta, at3(a.beta, s.row, s.first + t0 + i, head) +
-                                            column(h) * a.beta.stride[3]);
+                const int at = tile_column_step(e) * Base::width + tile_row_step(h);
+                const float beta = present(a.beta) ? gains[at] : 1;
                 const fwa_decay_step_t_f32 step = fwa_decay_step_of_gate_f32(
                     &knobs, beta, m.lambda[i], m.gate[i], m.energy[i]);
                 w.eta[h][e] = step.eta;
@@ -592,7 +683,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
             any |= w.exact[h] != 0;
-        return PARTS == 1 && a.objective == REGRESSION && wave_sum(any) > 0;
+        return PARTS == 1 && a.objective == REGRESSION && (CHANNEL ? wave_sum(any) > 0 : any);
     }
 
     FWA_METHOD void read_state(Walk &w, const ChunkMatrices &m, int64_t chunk, bool exact) const
@@ -663,28 +754,24 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
             write_tiles<PARTS>(w, written, keys);
     }
 
-    FWA_METHOD void write_output(int64_t offset, float value) const
+    FWA_METHOD void write_outputs(const Walk &w, const ChunkMatrices &m, int64_t chunk) const
     {
-        if (PARTS == 1)
-            ((uint16_t *)a.o.data)[offset] = (uint16_t)tile_round(value, 0);
-        else
-            store(a.o, offset, value);
-    }
-
-    FWA_METHOD void write_outputs(const Walk &w, const ChunkMatrices &m, int64_t t0, int n) const
-    {
-        const int64_t base = lane_offset(a.o, t0);
+        unsigned char *to = this->values_of(chunk) + tile_place() * Base::value_bytes;
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int i = tile_column(lane(), e);
+                const int at = tile_column_step(e) * Base::width + tile_row_step(h);
                 float value = a.scale * w.query[h][e];
                 if (a.normalizer)
                     value = m.denominator[i] != 0 ? value / m.denominator[i] : 0;
-                if (i < n && has_column(h))
-                    write_output(base + tile_column_step(e) * a.o.stride[1] + tile_row_step(h),
-                                 value);
+                if (PARTS == 3)
+                    ((float *)to)[at] = value;
+                else if (PARTS == 1 || a.o.dtype == BF16)
+                    ((uint16_t *)to)[at] = (uint16_t)tile_round(value, 0);
+                else
+                    ((uint16_t *)to)[at] = fwa_f16_from_float(value);
             }
     }
 
@@ -703,17 +790,12 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
         const int64_t t0 = this->start(chunk);
         const int n = this->count(chunk);
         Walk w;
-#pragma unroll
-        for (int h = 0; h < tile_rows; h++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                w.value[h][e] = has_norm(h) ? 1 : from_bits<PARTS>(a.v, next_value[h][e]);
-        load_values(chunk + 1);
+        load_values(w, chunk);
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
             w.exact[h] = (uint32_t)m.exact;
         if (CHANNEL)
-            load_gates(w, m, t0, n);
+            load_gates(w, m, chunk, t0, n);
         const bool exact = is_exact(w);
         read_state(w, m, chunk, exact);
         if (a.objective == REGRESSION)
@@ -724,7 +806,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
             write_denominators(w, m);
             barrier();
         }
-        write_outputs(w, m, t0, n);
+        write_outputs(w, m, chunk);
         write_state(w, m, this->keys_of(chunk), exact);
         if (t0 + n == s.commit)
             store_state();
@@ -735,34 +817,39 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
 
 /* Waves 0 .. computing - 1 compute, the last of them z where there is one. */
 template <int PARTS, int DIM, bool CHANNEL>
-FWA_DEVICE void chunk_loop(const Chunks<PARTS, DIM> &chunks, int64_t column0, int computing)
+FWA_DEVICE void chunk_loop(const Chunks<PARTS, DIM, CHANNEL> &chunks)
 {
-    constexpr int slots = Chunks<PARTS, DIM>::slots, ahead = slots - 1;
+    constexpr int slots = Chunks<PARTS, DIM, CHANNEL>::slots, ahead = slots - 1;
+    constexpr int computing = FWA_GPU_CHUNK_COMPUTING;
     const fwa_gpu_args &a = chunks.a;
     const int place = thread() / wave, role = place - computing;
-    const ChunkLoader<PARTS, DIM> loader(chunks);
+    const bool loads = role == (slots == 3), prepares = role == 0;
+    const ChunkLoader<PARTS, DIM, CHANNEL> loader(chunks);
     const ChunkPreparer<PARTS, DIM, CHANNEL> preparer(chunks);
-    ChunkComputer<PARTS, DIM, CHANNEL> computer(chunks, column0 + place * TILE,
-                                                a.normalizer && role == -1);
+    ChunkComputer<PARTS, DIM, CHANNEL> computer(chunks, place * TILE, a.normalizer && role == -1);
     if (role < 0) {
         computer.load_state();
-        computer.load_values(0);
         if (chunks.s.commit == 0)
             computer.copy_state();
     }
-    for (int64_t chunk = -ahead; chunk < 0 || chunks.exists(chunk); chunk++) {
-        if (role == (slots == 3) && chunks.exists(chunk + ahead))
+    /* One round more than there are chunks, for the last one's outputs. */
+    for (int64_t chunk = -ahead; chunk <= 0 || chunks.exists(chunk - 1); chunk++) {
+        if (loads && chunk > 0)
+            loader.store_outputs(chunk - 1);
+        if (loads && chunks.exists(chunk + ahead))
             loader.load_chunk(chunk + ahead);
-        if (role == 0 && slots < 3)
+        if (prepares && slots < 3)
             wave_barrier();
-        if (role == 0 && chunks.exists(chunk + (slots > 1)))
+        if (prepares && chunks.exists(chunk + (slots > 1)))
             preparer.prepare(chunk + (slots > 1));
         if (slots == 1)
             barrier();
-        if (role < 0 && chunk >= 0)
-            computer.compute(chunk);
-        else if (chunk >= 0 && a.normalizer)
-            barrier();
+        if (chunks.exists(chunk)) {
+            if (role < 0)
+                computer.compute(chunk);
+            else if (a.normalizer)
+                barrier();
+        }
         barrier();
     }
 }

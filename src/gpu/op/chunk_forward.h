@@ -14,14 +14,14 @@ template <int PARTS, int DIM, bool CHANNEL> FWA_DEVICE void chunk_forward(const 
 {
     const int64_t units = a.sequences * a.heads_value * a.chunk_blocks;
     for (int64_t unit = block(); unit < units; unit += grid()) {
-        const Chunks<PARTS, DIM> chunks(a, unit / a.chunk_blocks / a.heads_value,
-                                        unit / a.chunk_blocks % a.heads_value);
+        const Chunks<PARTS, DIM, CHANNEL> chunks(a, unit / a.chunk_blocks / a.heads_value,
+                                                 unit / a.chunk_blocks % a.heads_value,
+                                                 unit % a.chunk_blocks * a.chunk_columns);
         if (chunks.s.padded || chunks.s.length <= a.short_tokens ||
             (a.crossing && a.order[chunks.s.index] != 0))
             continue;
         barrier(); /* the chunks of the last unit may still be read */
-        chunk_loop<PARTS, DIM, CHANNEL>(chunks, unit % a.chunk_blocks * a.chunk_columns,
-                                        FWA_GPU_CHUNK_COMPUTING);
+        chunk_loop<PARTS, DIM, CHANNEL>(chunks);
     }
 }
 

@@ -32,19 +32,26 @@ enum {
     FWA_GPU_SUMS = 4,            /* vectors that are summed over rows at once */
     FWA_GPU_CHUNK_COMPUTING = 4, /* waves of the chunked kernels that have 16 value columns each, */
     FWA_GPU_CHUNK_WAVES = 6,     /* and all: one loads, one prepares */
-    FWA_GPU_CHUNK_MATRICES = 8192, /* bytes for the matrices of two chunks */
+    FWA_GPU_CHUNK_MATRICES = 4096, /* bytes for the matrices of a chunk */
+    FWA_GPU_CHUNK_TILE = 4096, /* and for a tile of values: 16 tokens, 64 columns, 4 bytes each */
     FWA_GPU_STATISTIC_THREADS = 64,
     FWA_GPU_STATISTIC_TOKENS = 4,
     FWA_GPU_ROW_FLOATS = 256 /* a wave's row of a gradient: the greatest D */
 };
 
-/* Bytes of the keys and queries of a chunk of 16 tokens, in so many bf16 parts and in rows of a
- * multiple of 64 dimensions with 16 bytes behind; and how many chunks fit. */
-#define FWA_GPU_CHUNK_BYTES(parts, dim) (2 * (parts)*16 * ((dim) + 8) * 2)
-#define FWA_GPU_CHUNK_FIT(parts, dim, limit)                                                       \
-    (((limit)-FWA_GPU_CHUNK_MATRICES) / FWA_GPU_CHUNK_BYTES(parts, dim))
-#define FWA_GPU_CHUNK_SLOTS(parts, dim, limit)                                                     \
-    (FWA_GPU_CHUNK_FIT(parts, dim, limit) < 3 ? FWA_GPU_CHUNK_FIT(parts, dim, limit) : 3)
+/* Shared memory of the chunked kernels, in bytes. A slot holds a chunk of 16 tokens: keys and queries,
+ * in so many bf16 parts and in rows of a multiple of 64 dimensions with 16 bytes behind; a tile of
+ * values, which the outputs take the place of; and with gates per channel (1, else 0) a tile of gains.
+ * With one slot one chunk's matrices are enough. */
+#define FWA_GPU_CHUNK_SLOT_BYTES(parts, dim, channel)                                              \
+    (2 * (parts)*16 * ((dim) + 8) * 2 + (1 + (channel)) * FWA_GPU_CHUNK_TILE)
+#define FWA_GPU_CHUNK_BYTES(parts, dim, channel, slots)                                            \
+    ((slots)*FWA_GPU_CHUNK_SLOT_BYTES(parts, dim, channel) +                                       \
+     ((slots) == 1 ? 1 : 2) * FWA_GPU_CHUNK_MATRICES)
+#define FWA_GPU_CHUNK_SLOTS(parts, dim, channel, limit)                                            \
+    (FWA_GPU_CHUNK_BYTES(parts, dim, channel, 3) <= (limit)   ? 3                                  \
+     : FWA_GPU_CHUNK_BYTES(parts, dim, channel, 2) <= (limit) ? 2                                  \
+                                                              : 1)
 
 /* Floats of shared memory of the recurrent kernels; `padded` is D rounded up to a kernel's. */
 static inline int32_t fwa_gpu_recurrent_floats(int32_t window, int32_t padded, int32_t waves,
