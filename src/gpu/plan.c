@@ -117,6 +117,8 @@ static fwa_status load_kernel(fwa_gpu_plan *plan, int id, fwa_message *message)
         return FWA_OK;
     if (kernels[id].by_dim)
         snprintf(dim, sizeof dim, "_%d", (int)plan->padded);
+    if (id == FWA_GPU_RECURRENT_FORWARD)
+        snprintf(kind, sizeof kind, "_%s", plan->problem.window == 1 ? "single" : "window");
     if (kernels[id].shared == CHUNK_SHARED)
         snprintf(kind, sizeof kind, "_%s_%d",
                  plan->problem.dynamics == FWA_DYNAMICS_PER_HEAD ? "head" : "channel",

@@ -45,9 +45,9 @@ template <int PARTS, int DIM, bool CHANNEL> struct Chunks {
     const fwa_gpu_args &a;
     Sequence s;
     int64_t head, key, query;
-    int64_t first; /* pair */
-    int64_t lead;  /* tokens seen in the first chunk */
-    int64_t cut;   /* the chunk, counted without it, that the committed token ends within */
+    int64_t first;   /* pair */
+    int64_t lead;    /* tokens seen in the first chunk */
+    int64_t cut;     /* the chunk, counted without it, that the committed token ends within */
     int64_t column0; /* the block's first value column */
 
     FWA_METHOD Chunks(const fwa_gpu_args &args, int64_t n, int64_t value_head, int64_t column)
@@ -229,8 +229,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkLoader : Chunks<PARTS, D
     }
 
     /* True where the block's columns of such a tensor are whole pieces of 16 bytes. */
-    template <int BYTES>
-    FWA_METHOD bool in_pieces(const fwa_gpu_view &view) const
+    template <int BYTES> FWA_METHOD bool in_pieces(const fwa_gpu_view &view) const
     {
         return view.stride[3] == 1 && (uintptr_t)view.data % 16 == 0 &&
                a.value_dim % (16 / BYTES) == 0 &&
@@ -282,8 +281,8 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkLoader : Chunks<PARTS, D
                 const int i = e / pieces, c = e % pieces * each;
                 const int64_t at = offset + i * a.o.stride[1] + column0 + c;
                 if (c < columns && column0 + c < a.value_dim)
-                    *(Four *)((unsigned char *)a.o.data + at * value_bytes) =
-                        *(const Four *)(from + e * 16);
+                    *(Four *)((unsigned char *)a.o.data +
+                              at * value_bytes) = *(const Four *)(from + e * 16);
             }
             return;
         }
@@ -757,18 +756,21 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
     FWA_METHOD void write_outputs(const Walk &w, const ChunkMatrices &m, int64_t chunk) const
     {
         unsigned char *to = this->values_of(chunk) + tile_place() * Base::value_bytes;
+        const float scale = a.scale;
+        const bool divides = a.normalizer != 0;
+        const int32_t dtype = a.o.dtype;
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int i = tile_column(lane(), e);
                 const int at = tile_column_step(e) * Base::width + tile_row_step(h);
-                float value = a.scale * w.query[h][e];
-                if (a.normalizer)
+                float value = scale * w.query[h][e];
+                if (divides)
                     value = m.denominator[i] != 0 ? value / m.denominator[i] : 0;
                 if (PARTS == 3)
                     ((float *)to)[at] = value;
-                else if (PARTS == 1 || a.o.dtype == BF16)
+                else if (PARTS == 1 || dtype == BF16)
                     ((uint16_t *)to)[at] = (uint16_t)tile_round(value, 0);
                 else
                     ((uint16_t *)to)[at] = fwa_f16_from_float(value);

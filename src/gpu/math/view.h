@@ -178,12 +178,27 @@ FWA_DEVICE int window_pairs(const fwa_gpu_args &a, const Sequence &s, int64_t t)
 
 FWA_DEVICE int64_t key_head(const fwa_gpu_args &a, int64_t head)
 {
-    return head / (a.heads_value / a.heads_key);
+    return (int32_t)head / (a.heads_value / a.heads_key);
 }
 
 FWA_DEVICE int64_t query_head(const fwa_gpu_args &a, int64_t head)
 {
-    return head / (a.heads_value / a.heads_query);
+    return (int32_t)head / (a.heads_value / a.heads_query);
+}
+
+/* Unit `index` of sequences, heads and blocks of columns, the last of which runs fastest. Divisions of 64
+ * bits are a tenth of what a token takes, so those of 32 are used where they can be. */
+struct Unit {
+    int64_t sequence, head, block;
+};
+
+FWA_DEVICE Unit unit_get(int64_t index, int32_t heads, int32_t blocks)
+{
+    if (index <= INT32_MAX) {
+        const int32_t row = (int32_t)index / blocks;
+        return {row / heads, row % heads, (int32_t)index % blocks};
+    }
+    return {index / blocks / heads, index / blocks % heads, index % blocks};
 }
 
 /* A row of a tensor. */

@@ -14,9 +14,9 @@ template <int PARTS, int DIM, bool CHANNEL> FWA_DEVICE void chunk_forward(const 
 {
     const int64_t units = a.sequences * a.heads_value * a.chunk_blocks;
     for (int64_t unit = block(); unit < units; unit += grid()) {
-        const Chunks<PARTS, DIM, CHANNEL> chunks(a, unit / a.chunk_blocks / a.heads_value,
-                                                 unit / a.chunk_blocks % a.heads_value,
-                                                 unit % a.chunk_blocks * a.chunk_columns);
+        const Unit at = unit_get(unit, a.heads_value, a.chunk_blocks);
+        const Chunks<PARTS, DIM, CHANNEL> chunks(a, at.sequence, at.head,
+                                                 at.block * a.chunk_columns);
         if (chunks.s.padded || chunks.s.length <= a.short_tokens ||
             (a.crossing && a.order[chunks.s.index] != 0))
             continue;

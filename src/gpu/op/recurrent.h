@@ -18,7 +18,8 @@
 namespace fwa
 {
 
-template <int ROWS> struct Recurrent {
+/* SINGLE: for a window of 1, which most rules have. */
+template <int ROWS, bool SINGLE = false> struct Recurrent {
     static constexpr int padded = FWA_GPU_ROW_GROUPS * ROWS;
     static constexpr int columns = FWA_GPU_COLUMNS;
     static constexpr int waves = FWA_GPU_THREADS / wave;
@@ -32,22 +33,32 @@ template <int ROWS> struct Recurrent {
     /* In shared memory. Rows of x, squares and v are pairs, the oldest of the window first. */
     float *x, *q, *v, *eta, *gamma, *w, *squares, *scores, *sums, *rest;
 
+    FWA_METHOD int window() const
+    {
+        return SINGLE ? 1 : a.window;
+    }
+
+    FWA_METHOD int window_count(int64_t t) const
+    {
+        return SINGLE ? t >= first : window_pairs(a, s, t);
+    }
+
     FWA_METHOD Recurrent(const fwa_gpu_args &args, int64_t n, int64_t value_head, int64_t unit)
         : a(args), s(sequence_get(args, n)), head(value_head), key(key_head(args, value_head)),
           query(query_head(args, value_head)), column0(unit * columns), first(first_pair(args, s)),
           row(thread() / 8), column(thread() % 8 * 4), turn(0)
     {
-        const int pairs = a.window - 1 + FWA_GPU_TOKENS;
+        const int pairs = window() - 1 + FWA_GPU_TOKENS;
         x = (float *)shared();
         q = x + pairs * padded;
         v = q + FWA_GPU_TOKENS * padded;
         eta = v + pairs * columns;
         gamma = eta + FWA_GPU_TOKENS * columns;
         w = gamma + FWA_GPU_TOKENS * columns;
-        sums = w + a.window * columns;
+        sums = w + window() * columns;
         squares = sums + 2 * waves * FWA_GPU_SUMS * columns;
         scores = squares + pairs;
-        rest = scores + FWA_GPU_TOKENS * a.window;
+        rest = scores + FWA_GPU_TOKENS * window();
     }
 
     /* ---- States in memory ---- */
@@ -168,8 +179,8 @@ template <int ROWS> struct Recurrent {
 
     FWA_METHOD float statistic(int64_t t, int i, int pairs) const
     {
-        const int newest = i + a.window - 1;
-        if (a.objective == REGRESSION && a.window > 1)
+        const int newest = i + window() - 1;
+        if (a.objective == REGRESSION && window() > 1)
             return a.statistic[(s.before + t) * a.heads_key + key];
         float sum = 0;
         for (int j = 0; j < pairs; j++)
@@ -177,48 +188,66 @@ template <int ROWS> struct Recurrent {
         return sum / (float)pairs;
     }
 
-    FWA_METHOD fwa_decay_step_t_f32 step(int64_t t, float statistic, int64_t c, float *lambda) const
+    struct Inputs {
+        float beta, lambda, log_gate;
+    };
+
+    FWA_METHOD Inputs inputs(int64_t t, int64_t c) const
     {
         const int64_t at = s.first + t;
-        const fwa_decay_knobs_f32 knobs = decay_knobs(a);
-        float beta = 1, log_gate = 0;
-        *lambda = 0;
+        Inputs in = {1, 0, 0};
         if (present(a.beta))
-            beta = load(a.beta, at3(a.beta, s.row, at, head) +
-                                    (a.dynamics == PER_CHANNEL ? c * a.beta.stride[3] : 0));
+            in.beta = load(a.beta, at3(a.beta, s.row, at, head) +
+                                       (a.dynamics == PER_CHANNEL ? c * a.beta.stride[3] : 0));
         if (present(a.lambda))
-            *lambda = load(a.lambda, at3(a.lambda, s.row, at, head));
+            in.lambda = load(a.lambda, at3(a.lambda, s.row, at, head));
         if (present(a.log_gate))
-            log_gate = load(a.log_gate, at3(a.log_gate, s.row, at, head));
-        return fwa_decay_step_f32(&knobs, beta, *lambda, log_gate, statistic);
+            in.log_gate = load(a.log_gate, at3(a.log_gate, s.row, at, head));
+        return in;
+    }
+
+    FWA_METHOD fwa_decay_step_t_f32 step(const Inputs &in, float statistic) const
+    {
+        const fwa_decay_knobs_f32 knobs = decay_knobs(a);
+        return fwa_decay_step_f32(&knobs, in.beta, in.lambda, in.log_gate, statistic);
+    }
+
+    static_assert(FWA_GPU_TOKENS * columns == FWA_GPU_THREADS, "a thread has one token and column");
+
+    /* This thread's inputs, as early as can be. */
+    FWA_METHOD Inputs stage_inputs(int64_t t0, int n) const
+    {
+        const int i = thread() / columns;
+        const int64_t c = column0 + thread() % columns;
+        if (i >= n || c >= a.value_dim || window_count(t0 + i) == 0)
+            return {1, 0, 0};
+        return inputs(t0 + i, c);
     }
 
     /* eta / B_t and gamma of n tokens and the block's columns. */
-    FWA_METHOD void stage_gates(int64_t t0, int n)
+    FWA_METHOD void stage_gates(const Inputs &in, int64_t t0, int n)
     {
-        for (int e = thread(); e < n * columns; e += FWA_GPU_THREADS) {
-            const int i = e / columns;
-            const int64_t c = column0 + e % columns;
-            const int pairs = window_pairs(a, s, t0 + i);
-            float lambda;
-            eta[e] = 0;
-            gamma[e] = 1;
-            if (pairs == 0 || c >= a.value_dim)
-                continue;
-            const fwa_decay_step_t_f32 made = step(t0 + i, statistic(t0 + i, i, pairs), c, &lambda);
-            eta[e] = made.eta / (float)pairs;
-            gamma[e] = made.gamma;
-        }
+        const int i = thread() / columns;
+        const int pairs = window_count(t0 + i);
+        if (i >= n)
+            return;
+        eta[thread()] = 0;
+        gamma[thread()] = 1;
+        if (pairs == 0 || column0 + thread() % columns >= a.value_dim)
+            return;
+        const fwa_decay_step_t_f32 made = step(in, statistic(t0 + i, i, pairs));
+        eta[thread()] = made.eta / (float)pairs;
+        gamma[thread()] = made.gamma;
     }
 
     /* x_j . q_t of each pair of the window, newest first. */
     FWA_METHOD void stage_scores(int64_t t0, int n)
     {
-        for (int e = thread() / wave; e < n * a.window; e += waves) {
-            const int i = e / a.window, j = e % a.window;
+        for (int e = thread() / wave; e < n * window(); e += waves) {
+            const int i = e / window(), j = e % window();
             float sum = 0;
-            if (j < window_pairs(a, s, t0 + i)) {
-                const float *pair = x + (i + a.window - 1 - j) * padded;
+            if (j < window_count(t0 + i)) {
+                const float *pair = x + (i + window() - 1 - j) * padded;
                 for (int d = lane(); d < padded; d += wave)
                     sum += pair[d] * q[i * padded + d];
             }
@@ -230,10 +259,11 @@ template <int ROWS> struct Recurrent {
 
     FWA_METHOD void stage(int64_t t0, int n)
     {
-        const int pairs = a.window - 1 + n;
+        const int pairs = window() - 1 + n;
+        const Inputs in = stage_inputs(t0, n);
         barrier();
         for (int e = thread() / wave; e < pairs + n; e += waves) {
-            const int64_t pair = t0 - (a.window - 1) + e;
+            const int64_t pair = t0 - (window() - 1) + e;
             float square = 0;
             if (e >= pairs)
                 feature_row(a, query_row(a, s, query, t0 + e - pairs), q + (e - pairs) * padded,
@@ -244,11 +274,11 @@ template <int ROWS> struct Recurrent {
                 squares[e] = square;
         }
         for (int e = thread(); e < pairs * columns; e += FWA_GPU_THREADS) {
-            const int64_t pair = t0 - (a.window - 1) + e / columns, c = column0 + e % columns;
+            const int64_t pair = t0 - (window() - 1) + e / columns, c = column0 + e % columns;
             v[e] = pair >= first && c < a.value_dim ? load(value_row(a, s, head, pair), c) : 0;
         }
         barrier();
-        stage_gates(t0, n);
+        stage_gates(in, t0, n);
         stage_scores(t0, n);
         barrier();
     }
@@ -296,12 +326,12 @@ template <int ROWS> struct Recurrent {
     /* The rows of x and v of a pair of staged token i's window, newest first. */
     FWA_METHOD const float *pair_key(int i, int j) const
     {
-        return x + (i + a.window - 1 - j) * padded;
+        return x + (i + window() - 1 - j) * padded;
     }
 
     FWA_METHOD const float *pair_value(int i, int j) const
     {
-        return v + (i + a.window - 1 - j) * columns + column;
+        return v + (i + window() - 1 - j) * columns + column;
     }
 
     /* What pair j writes, from its prediction. */
@@ -388,7 +418,7 @@ template <int ROWS> struct Recurrent {
                 written(i, j, predictions + 4 * (j - j0), put);
                 for (int c = 0; c < 4; c++) {
                     if (a.read == AFTER_WRITE)
-                        o[c] += scores[i * a.window + j] * put[c];
+                        o[c] += scores[i * window() + j] * put[c];
                     if (row == 0)
                         w[j * columns + column + c] = put[c];
                 }
@@ -414,7 +444,7 @@ template <int ROWS> struct Recurrent {
         sum_rows<1>(share);
         /* Component 0 of the lanes' columns alone is summed: the first lane's is the same as all. */
         for (int j = 0; j < pairs; j++)
-            after += scores[i * a.window + j];
+            after += scores[i * window() + j];
         for (int r = 0; r < ROWS; r++) {
             float sum = 0;
             for (int j = 0; j < pairs; j++)
@@ -426,8 +456,8 @@ template <int ROWS> struct Recurrent {
 
     FWA_METHOD void advance(int i, int64_t t, float (&o)[4])
     {
-        const int pairs = window_pairs(a, s, t);
-        if (a.window == 1)
+        const int pairs = window_count(t);
+        if (window() == 1)
             advance_single(i, pairs, o);
         else
             advance_window(i, pairs, o);
@@ -444,7 +474,7 @@ template <int ROWS> struct Recurrent {
 
     FWA_METHOD void forward_token(int i, int64_t t)
     {
-        const int pairs = window_pairs(a, s, t);
+        const int pairs = window_count(t);
         const float denominator = a.normalizer ? advance_norm(i, pairs) + a.eps_attn : 1;
         float o[4];
         advance(i, t, o);
@@ -482,14 +512,14 @@ template <int ROWS> struct Recurrent {
     }
 };
 
-template <int ROWS> FWA_DEVICE void recurrent_forward(const fwa_gpu_args &a)
+template <int ROWS, bool SINGLE> FWA_DEVICE void recurrent_forward(const fwa_gpu_args &a)
 {
     const int64_t units = a.sequences * a.heads_value * a.blocks;
     for (int64_t unit = block(); unit < units; unit += grid()) {
-        const int64_t n = unit / a.blocks / a.heads_value;
-        if (a.crossing && a.order[n] != 0)
+        const Unit at = unit_get(unit, a.heads_value, a.blocks);
+        if (a.crossing && a.order[at.sequence] != 0)
             continue;
-        Recurrent<ROWS> r(a, n, unit / a.blocks % a.heads_value, unit % a.blocks);
+        Recurrent<ROWS, SINGLE> r(a, at.sequence, at.head, at.block);
         if (!r.s.padded && r.s.length > a.short_tokens)
             continue;
         r.forward(a.carry_in.state, r.s.slot_in);
@@ -498,19 +528,19 @@ template <int ROWS> FWA_DEVICE void recurrent_forward(const fwa_gpu_args &a)
 
 } // namespace fwa
 
-FWA_KERNEL(recurrent_forward_64, 128)
-{
-    fwa::recurrent_forward<4>(args);
-}
+/* With a window of 1, decoding: as many blocks at once as registers allow keep memory busy. */
+#define FWA_RECURRENT_FORWARD(dim, blocks)                                                         \
+    FWA_KERNEL_RESIDENT(recurrent_forward_single_##dim, FWA_GPU_THREADS, blocks)                   \
+    {                                                                                              \
+        fwa::recurrent_forward<dim / FWA_GPU_ROW_GROUPS, true>(args);                              \
+    }                                                                                              \
+    FWA_KERNEL(recurrent_forward_window_##dim, FWA_GPU_THREADS)                                    \
+    {                                                                                              \
+        fwa::recurrent_forward<dim / FWA_GPU_ROW_GROUPS, false>(args);                             \
+    }
 
-FWA_KERNEL(recurrent_forward_128, 128)
-{
-    fwa::recurrent_forward<8>(args);
-}
-
-FWA_KERNEL(recurrent_forward_256, 128)
-{
-    fwa::recurrent_forward<16>(args);
-}
+FWA_RECURRENT_FORWARD(64, 8)
+FWA_RECURRENT_FORWARD(128, 5)
+FWA_RECURRENT_FORWARD(256, 3)
 
 #endif

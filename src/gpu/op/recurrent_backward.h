@@ -260,13 +260,12 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
             eta_grad[0] = both[0], gamma_grad[0] = both[1];
         }
         for (int c = 0; c < (channel ? 4 : 1); c++) {
-            float lambda;
             if (channel && !this->has_column(c))
                 continue;
-            const fwa_decay_step_t_f32 step = this->step(t, statistic, column0 + column + c,
-                                                         &lambda);
+            const typename Base::Inputs in = this->inputs(t, column0 + column + c);
+            const fwa_decay_step_t_f32 step = this->step(in, statistic);
             const fwa_decay_gradient_f32 made = fwa_decay_step_backward_f32(
-                &knobs, &step, lambda, statistic, eta_grad[c], gamma_grad[c]);
+                &knobs, &step, in.lambda, statistic, eta_grad[c], gamma_grad[c]);
             shares[0] += made.beta;
             shares[1] += made.lambda;
             shares[2] += made.log_gate;
