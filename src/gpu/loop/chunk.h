@@ -31,7 +31,14 @@ namespace fwa
 
 static_assert(sizeof(ChunkMatrices) <= FWA_GPU_CHUNK_MATRICES, "room for a chunk's matrices");
 
-/* What all waves know of a sequence's chunks. */
+/* A chunk's tokens; n = 0: there is no such chunk. */
+struct ChunkPlace {
+    int64_t t0;
+    int n;
+};
+
+/* What all waves know of a sequence's chunks. A chunk has a number, which says where it is in shared
+ * memory, and a place. */
 template <int PARTS, int DIM, bool CHANNEL> struct Chunks {
     static constexpr int tiles = DIM / TILE;
     static constexpr int stride = DIM + 8; /* eight rows of 16 bytes then lie in all banks */
@@ -46,69 +53,61 @@ template <int PARTS, int DIM, bool CHANNEL> struct Chunks {
     Sequence s;
     int64_t head, key, query;
     int64_t first;   /* pair */
-    int64_t lead;    /* tokens seen in the first chunk */
-    int64_t cut;     /* the chunk, counted without it, that the committed token ends within */
     int64_t column0; /* the block's first value column */
 
     FWA_METHOD Chunks(const fwa_gpu_args &args, int64_t n, int64_t value_head, int64_t column)
         : a(args), s(sequence_get(args, n)), head(value_head), key(key_head(args, value_head)),
           query(query_head(args, value_head)), first(first_pair(args, s)), column0(column)
     {
-        const int64_t on_grid = s.commit + s.seen % TILE;
-        lead = s.seen % TILE;
-        cut = on_grid % TILE != 0 && s.commit < s.length ? on_grid / TILE : INT64_MAX;
     }
 
-    FWA_METHOD int64_t start(int64_t chunk) const
+    /* The chunk that begins with token t0. */
+    FWA_METHOD ChunkPlace place_from(int64_t t0) const
     {
-        if (chunk == cut + 1 && cut != INT64_MAX)
-            return s.commit;
-        const int64_t whole = chunk > cut ? chunk - 1 : chunk;
-        return whole == 0 ? 0 : whole * TILE - lead;
+        int64_t n = TILE - (s.seen + t0) % TILE;
+        if (t0 < s.commit && s.commit - t0 < n)
+            n = s.commit - t0;
+        if (s.length - t0 < n)
+            n = s.length - t0;
+        return {t0, (int)n};
     }
 
-    FWA_METHOD bool exists(int64_t chunk) const
+    FWA_METHOD ChunkPlace place_behind(const ChunkPlace &place) const
     {
-        return chunk >= 0 && start(chunk) < s.length;
+        return place.n > 0 ? place_from(place.t0 + place.n) : place;
     }
 
-    FWA_METHOD int count(int64_t chunk) const
-    {
-        const int64_t next = start(chunk + 1);
-        return (int)((next < s.length ? next : s.length) - start(chunk));
-    }
-
-    FWA_METHOD unsigned char *slot_of(int64_t chunk) const
+    FWA_METHOD unsigned char *slot_of(int chunk) const
     {
         return shared() + (slots == 1 ? 1 : 2) * FWA_GPU_CHUNK_MATRICES +
-               (int)((uint32_t)chunk % slots) * slot_bytes;
+               (int)((unsigned)chunk % slots) * slot_bytes;
     }
 
-    FWA_METHOD uint16_t *keys_of(int64_t chunk) const
+    FWA_METHOD uint16_t *keys_of(int chunk) const
     {
         return (uint16_t *)slot_of(chunk);
     }
 
-    FWA_METHOD uint16_t *queries_of(int64_t chunk) const
+    FWA_METHOD uint16_t *queries_of(int chunk) const
     {
         return keys_of(chunk) + side;
     }
 
     /* [TILE, width] values in their own type; then outputs. */
-    FWA_METHOD unsigned char *values_of(int64_t chunk) const
+    FWA_METHOD unsigned char *values_of(int chunk) const
     {
         return (unsigned char *)(queries_of(chunk) + side);
     }
 
     /* [TILE, width] gains, per channel. */
-    FWA_METHOD float *gains_of(int64_t chunk) const
+    FWA_METHOD float *gains_of(int chunk) const
     {
         return (float *)(values_of(chunk) + FWA_GPU_CHUNK_TILE);
     }
 
-    FWA_METHOD ChunkMatrices &matrices_of(int64_t chunk) const
+    FWA_METHOD ChunkMatrices &matrices_of(int chunk) const
     {
-        const int place = slots == 1 ? 0 : (int)((uint32_t)chunk % 2);
+        const int place = slots == 1 ? 0 : chunk % 2;
         return *(ChunkMatrices *)(shared() + place * FWA_GPU_CHUNK_MATRICES);
     }
 };
@@ -204,10 +203,10 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkLoader : Chunks<PARTS, D
         }
     }
 
-    FWA_METHOD void load_chunk(int64_t chunk) const
+    FWA_METHOD void load_chunk(int chunk, const ChunkPlace &place) const
     {
-        const int64_t t0 = this->start(chunk);
-        const int n = this->count(chunk), shift = a.alignment == NEXT_LATENT;
+        const int64_t t0 = place.t0;
+        const int n = place.n, shift = a.alignment == NEXT_LATENT;
         uint16_t *keys = this->keys_of(chunk), *queries = this->queries_of(chunk);
         /* The first pair of a call may have prev_key's key, which is float32. */
         if (plain(a.k) && t0 >= shift)
@@ -269,11 +268,11 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkLoader : Chunks<PARTS, D
     }
 
     /* The outputs of a chunk that is done. */
-    FWA_METHOD void store_outputs(int64_t chunk) const
+    FWA_METHOD void store_outputs(int chunk, const ChunkPlace &place) const
     {
         constexpr int each = 16 / value_bytes, pieces = width / each;
-        const int64_t offset = at3(a.o, s.row, s.first + this->start(chunk), head);
-        const int n = this->count(chunk), columns = a.chunk_columns;
+        const int64_t offset = at3(a.o, s.row, s.first + place.t0, head);
+        const int n = place.n, columns = a.chunk_columns;
         const unsigned char *from = this->values_of(chunk);
         if (in_pieces<value_bytes>(a.o)) {
 #pragma unroll 4
@@ -322,7 +321,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkPreparer : Chunks<PARTS,
 
     /* Products of keys with keys, of queries with keys, and of queries with queries, which only norms
      * need. */
-    FWA_METHOD void grams(Sum &by_key, Sum &by_query, Sum &squares, int64_t chunk) const
+    FWA_METHOD void grams(Sum &by_key, Sum &by_query, Sum &squares, int chunk) const
     {
         const uint16_t *keys = this->keys_of(chunk), *queries = this->queries_of(chunk);
         const bool norms = a.qk_norm != NORM_NONE && !has_raw_norms();
@@ -430,7 +429,8 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkPreparer : Chunks<PARTS,
     FWA_METHOD void prepare_factors(ChunkMatrices &m, int t) const
     {
         const float before = t > 0 ? m.prefix[t - 1] : 1, behind = m.prefix[t];
-        m.key_factor[t] = m.inverse[t] * (a.prediction == DECAYED ? behind : before);
+        m.key_factor[t] = m.inverse[t] * (a.prediction == DECAYED ? behind : before) *
+                          (CHANNEL ? 1 : m.eta[t]);
         m.query_factor[t] = m.query_inverse[t] * (a.read == AFTER_WRITE ? behind : before);
     }
 
@@ -448,7 +448,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkPreparer : Chunks<PARTS,
                 const float *decay = m.decay + pair * TILE;
                 float predicts = 0, reads = 0;
                 if (pair < t) {
-                    predicts = of_key * decay[decayed ? t : t - 1];
+                    predicts = of_key * decay[decayed ? t : t - 1] * (CHANNEL ? 1 : m.eta[t]);
                     reads = of_query * decay[after ? t : t - 1];
                 } else if (pair == t && after) {
                     reads = of_query;
@@ -480,11 +480,11 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkPreparer : Chunks<PARTS,
         }
     }
 
-    FWA_METHOD void prepare(int64_t chunk) const
+    FWA_METHOD void prepare(int chunk, const ChunkPlace &place) const
     {
         ChunkMatrices &m = this->matrices_of(chunk);
-        const int64_t t0 = this->start(chunk);
-        const int n = this->count(chunk);
+        const int64_t t0 = place.t0;
+        const int n = place.n;
         const Gates gates = load_gates(t0, n, lane() % TILE);
         Sum by_key, by_query, squares;
         float exact = 0;
@@ -606,7 +606,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
         }
     }
 
-    FWA_METHOD void load_values(Walk &w, int64_t chunk) const
+    FWA_METHOD void load_values(Walk &w, int chunk) const
     {
         const unsigned char *from = this->values_of(chunk) + tile_place() * Base::value_bytes;
 #pragma unroll
@@ -621,7 +621,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
     }
 
     /* Step sizes and carries of the lane's tokens and columns. */
-    FWA_METHOD void load_gates(Walk &w, const ChunkMatrices &m, int64_t chunk, int64_t t0,
+    FWA_METHOD void load_gates(Walk &w, const ChunkMatrices &m, int chunk, int64_t t0,
                                int n) const
     {
         const float *gains = this->gains_of(chunk) + tile_place();
@@ -654,7 +654,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
     /* What the chunk's keys, in regression, and queries read in the state; and what the keys read in
      * what the state's rounding leaves. */
     template <bool EXACT>
-    FWA_METHOD void read_tiles(Sum &by_key, Sum &by_query, Sum &rest, int64_t chunk) const
+    FWA_METHOD void read_tiles(Sum &by_key, Sum &by_query, Sum &rest, int chunk) const
     {
         const uint16_t *keys = this->keys_of(chunk), *queries = this->queries_of(chunk);
 #pragma unroll
@@ -685,7 +685,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
         return PARTS == 1 && a.objective == REGRESSION && (CHANNEL ? wave_sum(any) > 0 : any);
     }
 
-    FWA_METHOD void read_state(Walk &w, const ChunkMatrices &m, int64_t chunk, bool exact) const
+    FWA_METHOD void read_state(Walk &w, const ChunkMatrices &m, int chunk, bool exact) const
     {
         Sum by_key, by_query, rest;
 #pragma unroll
@@ -702,8 +702,9 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
             for (int e = 0; e < 4; e++) {
                 const int i = tile_column(lane(), e), at = tile_index(h, e);
                 const bool both = (w.exact[h] & ((2u << i) - 1)) != 0;
-                w.key[h][e] = (both ? by_key.at[at] + rest.at[at] : by_key.at[at]) *
-                              m.key_factor[i];
+                const float predicted = (both ? by_key.at[at] + rest.at[at] : by_key.at[at]) *
+                                        m.key_factor[i];
+                w.key[h][e] = CHANNEL ? predicted : m.eta[i] * w.value[h][e] - predicted;
                 w.query[h][e] = by_query.at[at] * m.query_factor[i];
                 w.written[h][e] = 0;
             }
@@ -753,7 +754,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
             write_tiles<PARTS>(w, written, keys);
     }
 
-    FWA_METHOD void write_outputs(const Walk &w, const ChunkMatrices &m, int64_t chunk) const
+    FWA_METHOD void write_outputs(const Walk &w, const ChunkMatrices &m, int chunk) const
     {
         unsigned char *to = this->values_of(chunk) + tile_place() * Base::value_bytes;
         const float scale = a.scale;
@@ -786,11 +787,11 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
                 m.denominator[tile_column(lane(), e)] = w.query[0][e] + a.eps_attn;
     }
 
-    FWA_METHOD void compute(int64_t chunk)
+    FWA_METHOD void compute(int chunk, const ChunkPlace &place)
     {
         ChunkMatrices &m = this->matrices_of(chunk);
-        const int64_t t0 = this->start(chunk);
-        const int n = this->count(chunk);
+        const int64_t t0 = place.t0;
+        const int n = place.n;
         Walk w;
         load_values(w, chunk);
 #pragma unroll
@@ -834,25 +835,35 @@ FWA_DEVICE void chunk_loop(const Chunks<PARTS, DIM, CHANNEL> &chunks)
         if (chunks.s.commit == 0)
             computer.copy_state();
     }
-    /* One round more than there are chunks, for the last one's outputs. */
-    for (int64_t chunk = -ahead; chunk <= 0 || chunks.exists(chunk - 1); chunk++) {
-        if (loads && chunk > 0)
-            loader.store_outputs(chunk - 1);
-        if (loads && chunks.exists(chunk + ahead))
-            loader.load_chunk(chunk + ahead);
+    /* The places of chunks `chunk - 1`, whose outputs are due, to `chunk + ahead`, which is loaded. */
+    ChunkPlace places[ahead + 2];
+#pragma unroll
+    for (int i = 0; i <= ahead; i++)
+        places[i] = {0, 0};
+    places[ahead + 1] = chunks.place_from(0);
+    for (int chunk = -ahead; chunk <= 0 || places[0].n > 0; chunk++) {
+        constexpr int prepared = slots > 1 ? 2 : 1;
+        if (loads && places[0].n > 0)
+            loader.store_outputs(chunk - 1, places[0]);
+        if (loads && places[ahead + 1].n > 0)
+            loader.load_chunk(chunk + ahead, places[ahead + 1]);
         if (prepares && slots < 3)
             wave_barrier();
-        if (prepares && chunks.exists(chunk + (slots > 1)))
-            preparer.prepare(chunk + (slots > 1));
+        if (prepares && places[prepared].n > 0)
+            preparer.prepare(chunk + prepared - 1, places[prepared]);
         if (slots == 1)
             barrier();
-        if (chunks.exists(chunk)) {
+        if (places[1].n > 0) {
             if (role < 0)
-                computer.compute(chunk);
+                computer.compute(chunk, places[1]);
             else if (a.normalizer)
                 barrier();
         }
         barrier();
+#pragma unroll
+        for (int i = 0; i <= ahead; i++)
+            places[i] = places[i + 1];
+        places[ahead + 1] = chunks.place_behind(places[ahead + 1]);
     }
 }
 

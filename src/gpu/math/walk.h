@@ -20,7 +20,7 @@ namespace fwa
  * that a lane's four tokens lie together. With gates per head, decays are in them; with gates per
  * channel the walk applies them. */
 struct alignas(16) ChunkMatrices {
-    float key[TILE * TILE];   /* what pair s adds to token t's prediction: s < t */
+    float key[TILE * TILE];   /* what pair s adds to token t's prediction, s < t; per head times eta_t */
     float query[TILE * TILE]; /* and to its read: s <= b(t) */
     float decay[TILE * TILE]; /* per head: the decay from pair s to token t */
     float key_factor[TILE], query_factor[TILE]; /* of what is read in the state before */
@@ -40,7 +40,8 @@ FWA_DEVICE int walk_place(int s, int t)
 
 /* The numbers of one lane: its rows are value columns h, its four columns tokens e. */
 struct Walk {
-    float key[tile_rows][4];   /* predictions, as far as they are known */
+    float key[tile_rows][4];   /* per channel: predictions, as far as they are known; per head: what
+                                * pairs write, as far as it is known */
     float query[tile_rows][4]; /* reads */
     float value[tile_rows][4];
     float written[tile_rows][4];
@@ -76,11 +77,9 @@ template <bool RULE> FWA_DEVICE void walk_head_step(Walk &w, const ChunkMatrices
     const int on = lane(), own = tile_element_of(s), quarter = tile_quarter(on);
     const Four keys = *(const Four *)(m.key + s * TILE + quarter * 4);
     const Four queries = *(const Four *)(m.query + s * TILE + quarter * 4);
-    const float eta = m.eta[s];
 #pragma unroll
     for (int h = 0; h < tile_rows; h++) {
-        const float residual = RULE ? w.value[h][own] - w.key[h][own] : w.value[h][own];
-        const float put = walk_share(eta * residual, s);
+        const float put = walk_share(w.key[h][own], s);
         if (quarter == tile_quarter_of(s))
             w.written[h][own] = put;
 #pragma unroll
@@ -88,7 +87,7 @@ template <bool RULE> FWA_DEVICE void walk_head_step(Walk &w, const ChunkMatrices
             if (!walk_reaches(on, e, s))
                 continue;
             if (RULE)
-                w.key[h][e] += keys.at[e] * put;
+                w.key[h][e] -= keys.at[e] * put;
             w.query[h][e] += queries.at[e] * put;
         }
     }
