@@ -621,8 +621,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
     }
 
     /* Step sizes and carries of the lane's tokens and columns. */
-    FWA_METHOD void load_gates(Walk &w, const ChunkMatrices &m, int chunk, int64_t t0,
-                               int n) const
+    FWA_METHOD void load_gates(Walk &w, const ChunkMatrices &m, int chunk, int64_t t0, int n) const
     {
         const float *gains = this->gains_of(chunk) + tile_place();
         const fwa_decay_knobs_f32 knobs = decay_knobs(a);
@@ -754,27 +753,44 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
             write_tiles<PARTS>(w, written, keys);
     }
 
-    FWA_METHOD void write_outputs(const Walk &w, const ChunkMatrices &m, int chunk) const
+    /* Reads become outputs: scaled, and divided by z's. */
+    FWA_METHOD void finish_reads(Walk &w, const ChunkMatrices &m) const
+    {
+        const bool divides = a.normalizer != 0;
+        const float scale = a.scale;
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float denominator = divides ? m.denominator[tile_column(lane(), e)] : 1;
+#pragma unroll
+            for (int h = 0; h < tile_rows; h++) {
+                w.query[h][e] *= scale;
+                if (divides)
+                    w.query[h][e] = denominator != 0 ? w.query[h][e] / denominator : 0;
+            }
+        }
+    }
+
+    FWA_METHOD void write_outputs(const Walk &w, int chunk) const
     {
         unsigned char *to = this->values_of(chunk) + tile_place() * Base::value_bytes;
-        const float scale = a.scale;
-        const bool divides = a.normalizer != 0;
-        const int32_t dtype = a.o.dtype;
+        const bool bf16 = PARTS == 1 || a.o.dtype == BF16;
+        uint32_t bits[tile_rows][4];
+#pragma unroll
+        for (int h = 0; h < tile_rows; h++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                bits[h][e] = PARTS == 3 ? fwa_float_bits(w.query[h][e])
+                             : bf16     ? tile_round(w.query[h][e], 0)
+                                        : fwa_f16_from_float(w.query[h][e]);
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int i = tile_column(lane(), e);
                 const int at = tile_column_step(e) * Base::width + tile_row_step(h);
-                float value = scale * w.query[h][e];
-                if (divides)
-                    value = m.denominator[i] != 0 ? value / m.denominator[i] : 0;
                 if (PARTS == 3)
-                    ((float *)to)[at] = value;
-                else if (PARTS == 1 || dtype == BF16)
-                    ((uint16_t *)to)[at] = (uint16_t)tile_round(value, 0);
+                    ((uint32_t *)to)[at] = bits[h][e];
                 else
-                    ((uint16_t *)to)[at] = fwa_f16_from_float(value);
+                    ((uint16_t *)to)[at] = (uint16_t)bits[h][e];
             }
     }
 
@@ -809,7 +825,8 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
             write_denominators(w, m);
             barrier();
         }
-        write_outputs(w, m, chunk);
+        finish_reads(w, m);
+        write_outputs(w, chunk);
         write_state(w, m, this->keys_of(chunk), exact);
         if (t0 + n == s.commit)
             store_state();

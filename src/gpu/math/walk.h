@@ -20,9 +20,10 @@ namespace fwa
  * that a lane's four tokens lie together. With gates per head, decays are in them; with gates per
  * channel the walk applies them. */
 struct alignas(16) ChunkMatrices {
-    float key[TILE * TILE];   /* what pair s adds to token t's prediction, s < t; per head times eta_t */
-    float query[TILE * TILE]; /* and to its read: s <= b(t) */
-    float decay[TILE * TILE]; /* per head: the decay from pair s to token t */
+    float key[TILE *
+              TILE]; /* what pair s adds to token t's prediction, s < t; per head times eta_t */
+    float query[TILE * TILE];                   /* and to its read: s <= b(t) */
+    float decay[TILE * TILE];                   /* per head: the decay from pair s to token t */
     float key_factor[TILE], query_factor[TILE]; /* of what is read in the state before */
     float write_factor[TILE];                   /* of what pair s leaves in the state after */
     float inverse[TILE], query_inverse[TILE];   /* of the norms */
