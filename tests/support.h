@@ -33,6 +33,13 @@ fwa_context *context_of(const char *backend, int32_t threads);
 /* 1 where the long tests were asked for. */
 int full_tests(void);
 
+/* A test that takes minutes where a processor plays the GPU, and is left out there. */
+#ifdef TEST_BRIEF
+#define LONG_TEST(suite, name) static __attribute__((unused)) void suite##_##name(void)
+#else
+#define LONG_TEST(suite, name) Test(suite, name)
+#endif
+
 /* ---- Problems ---- */
 
 /* same_step, eps 0: the setting of most closed forms. */

@@ -131,14 +131,14 @@ static void neighbours(const engine *e)
     }
 }
 
-Test(invariance, batches_and_packs)
+LONG_TEST(invariance, batches_and_packs)
 {
     FOR_HEADS
     for (int i = 0; i < ENGINES; i++)
         batch_invariance(&engines[i]);
 }
 
-Test(invariance, neighbours)
+LONG_TEST(invariance, neighbours)
 {
     FOR_HEADS
     for (int i = 0; i < ENGINES; i++)
@@ -244,14 +244,14 @@ static void one_token_more(const engine *e)
     }
 }
 
-Test(invariance, future_exact)
+LONG_TEST(invariance, future_exact)
 {
     FOR_HEADS
     for (int i = 0; i < ENGINES_EXACT; i++)
         causality(&engines[i]);
 }
 
-Test(invariance, future_16_bit)
+LONG_TEST(invariance, future_16_bit)
 {
     FOR_HEADS
     for (int i = ENGINES_EXACT; i < ENGINES; i++)
@@ -337,7 +337,7 @@ static void thread_counts(const engine *e)
         }
 }
 
-Test(invariance, threads)
+LONG_TEST(invariance, threads)
 {
     FOR_HEADS
     {
@@ -348,7 +348,7 @@ Test(invariance, threads)
 }
 
 /* As many heads as large models have, on numbers of threads that they are no multiple of (B118). */
-Test(invariance, many_heads)
+LONG_TEST(invariance, many_heads)
 {
     static const int32_t many[] = {16, 40, 48}, counts[] = {2, 3, 7, 24};
     static const int rules[] = {0, 1, 4, 7, 13}; /* each kernel once, the normaliser */
@@ -388,7 +388,7 @@ static void repetitions(const engine *e, int rule)
     conformance_data_free(&data);
 }
 
-Test(invariance, repetitions)
+LONG_TEST(invariance, repetitions)
 {
     static const int rules[] = {0, 1, 4, 7, 8, 13}; /* each kernel once, the normaliser */
     FOR_HEADS
@@ -487,7 +487,7 @@ static void nan_in_one_head(const engine *e)
     }
 }
 
-Test(invariance, nan_in_one_head)
+LONG_TEST(invariance, nan_in_one_head)
 {
     FOR_HEADS
     for (int i = 0; i < ENGINES; i++)
@@ -644,7 +644,7 @@ static void grouped_heads(const engine *e, int32_t ratio, int rule)
     conformance_data_free(&data);
 }
 
-Test(invariance, grouped_heads)
+LONG_TEST(invariance, grouped_heads)
 {
     for (int i = 0; i < ENGINES; i++)
         for (int rule = next_rule(&engines[i], -1); rule < FACTOR_RULES;
@@ -718,7 +718,7 @@ static void nan_and_gradients(const engine *e)
         }
 }
 
-Test(invariance, nan_and_gradients)
+LONG_TEST(invariance, nan_and_gradients)
 {
     FOR_HEADS
     for (int i = 0; i < ENGINES; i++)

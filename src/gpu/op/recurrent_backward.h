@@ -291,16 +291,17 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
             this->written(i, j, predictions + j * columns + column, put);
             for (int c = 0; c < 4; c++) {
                 const float residual_grad = weight[c] * reaches[j * columns + column + c];
-                back[c] = a.objective != REGRESSION ? 0
-                          : a.prediction == DECAYED ? rho[c] * residual_grad
-                                                    : residual_grad;
+                back[c] = a.prediction == DECAYED ? rho[c] * residual_grad : residual_grad;
                 if (row == 0)
                     value_grads[ring(t - j) * columns + column + c] += residual_grad;
             }
             for (int r = 0; r < ROWS; r++) {
                 float share[1] = {0};
-                for (int c = 0; c < 4; c++)
-                    share[0] += grad[r][c] * put[c] - state[r][c] * back[c];
+                for (int c = 0; c < 4; c++) {
+                    share[0] += grad[r][c] * put[c];
+                    if (a.objective == REGRESSION)
+                        share[0] -= state[r][c] * back[c];
+                }
                 sum_columns(share);
                 if (column == 0)
                     add_key_share(t, j, row + r * FWA_GPU_ROW_GROUPS,
