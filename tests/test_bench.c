@@ -121,6 +121,8 @@ static const struct {
     {"preset=falcon1 T=1 D=1 gates=beta+", "key 'gates'"},
     {"preset=falcon1 T=1 D=1 cache=cold", "key 'cache' goes with pass=decode only"},
     {"preset=falcon1 T=1 D=1 saved=0", "key 'saved' goes with pass=backward"},
+    {"preset=falcon1 D=1 pass=decode packed=1", "key 'packed' does not go with pass=decode"},
+    {"preset=falcon1 T=1 D=1 packed=2", "key 'packed' is '2'; it must be one of 0 1"},
     {"preset=falcon1 T=1 D=1 threads=0", "key 'threads' is '0'; it must be all, scaling, or"},
     {"preset=falcon1 T=1 D=1 threads=4097", "key 'threads' is '4097'"},
     {"preset=falcon1 T=1 D=1 threads=2x", "key 'threads' is '2x'"},
@@ -283,6 +285,38 @@ static void expect_within(const conformance_data *data, const char *name, double
     cr_assert_not_null(values, "%s", name);
     for (int64_t i = 0; i < conformance_count(data, name); i++)
         cr_expect(values[i] >= least && values[i] <= most, "%s: %g", name, values[i]);
+}
+
+/* What is made of large problems: whole sequences, of fewer rows first, then of fewer key heads, each with
+ * all value heads that share it. */
+Test(bench, parts)
+{
+    static const struct {
+        const char *line;
+        double limit;
+        int64_t batch;
+        int32_t query, key, value;
+    } cases[] = {
+        {"preset=falcon1 T=1000 D=10 B=8 Hk=4", 0, 8, 4, 4, 4},
+        {"preset=falcon1 T=1000 D=10 B=8 Hk=4", 1.3e6, 8, 4, 4, 4}, /* 1283200 numbers */
+        {"preset=falcon1 T=1000 D=10 B=8 Hk=4", 1.2e6, 4, 4, 4, 4},
+        {"preset=falcon1 T=1000 D=10 B=5 Hk=4", 5e5, 3, 4, 4, 4},
+        {"preset=falcon1 T=1000 D=10 B=8 Hk=5 Hv=10", 1.3e5, 1, 2, 2, 4},
+        {"preset=falcon1 T=1000 D=10 B=8 Hk=5 Hv=10 Hq=10", 1.5e5, 1, 4, 2, 4},
+        {"preset=falcon1 T=1000 D=10 B=8 Hk=5 Hv=10", 1, 1, 1, 1, 2},
+        {"preset=falcon1 D=128 B=256 Hk=16 Hv=32 pass=decode", 0, 32, 16, 16, 32},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        const bench_problem whole = parse(cases[i].line);
+        const bench_problem part = bench_inputs_part(&whole, cases[i].limit);
+        cr_expect_eq(part.batch, cases[i].batch, "%s: %lld rows", cases[i].line,
+                     (long long)part.batch);
+        cr_expect_eq(part.problem.heads_query, cases[i].query, "%s", cases[i].line);
+        cr_expect_eq(part.problem.heads_key, cases[i].key, "%s", cases[i].line);
+        cr_expect_eq(part.problem.heads_value, cases[i].value, "%s", cases[i].line);
+        cr_expect_eq(part.tokens, whole.tokens);
+        cr_expect_eq(part.problem.key_dim, whole.problem.key_dim);
+    }
 }
 
 static const struct {

@@ -92,6 +92,16 @@ Test(bench, loops)
     end(&f);
 }
 
+/* What a call takes besides inputs and outputs, and how much of it was compared. */
+static void expect_memory(const bench_result *r)
+{
+    cr_expect_gt(r->extra, 0);
+    cr_expect_eq(r->copies, 1); /* a processor's caches are not emptied */
+    cr_expect_eq(r->host, 0);
+    cr_expect_eq(r->check.all_pairs, r->problem.batch * r->problem.problem.heads_key);
+    cr_expect(r->check.pairs > 0 && r->check.pairs <= r->check.all_pairs);
+}
+
 static const char *const timed[] = {
     "preset=falcon1 T=20 D=16",
     "preset=gated_deltanet T=20 B=2 D=16 pass=backward",
@@ -99,6 +109,8 @@ static const char *const timed[] = {
     "preset=falcon1 B=2 D=16 pass=decode",
     "preset=falcon3 B=2 Hk=2 D=64 pass=decode cache=cold",
     "preset=falcon1 T=20 D=16 dtype=bf16 threads=1",
+    "preset=gated_deltanet T=70 B=3 Hk=2 Hv=4 D=16 packed=1",
+    "preset=falcon3 T=20 B=3 D=16 pass=train packed=1",
 };
 
 static bench_peak bound_of(const bench_problem *p, const bench_meter *meter)
@@ -142,8 +154,105 @@ Test(bench, measures)
         bench_result result;
         bench_measure(&f.setup, &p, &result);
         expect_times(&result, &f.meter);
+        expect_memory(&result);
+        cr_expect_eq(result.check.pairs, result.check.all_pairs);
         cr_expect_eq(result.threads, p.threads ? p.threads : 2);
     }
+    end(&f);
+}
+
+/* Rows and heads that repeat what was verified, in every pass, with shared keys and packed. */
+Test(bench, measures_parts)
+{
+    static const struct {
+        const char *line;
+        double limit;
+        int64_t pairs, all;
+    } cases[] = {
+        {"preset=gated_deltanet T=70 B=5 Hk=2 Hv=4 D=16", 4e4, 4, 10},
+        {"preset=gated_deltanet T=70 B=5 Hk=2 Hv=4 D=16 packed=1", 4e4, 4, 10},
+        {"preset=falcon2 T=70 B=2 Hk=3 Hv=6 Hq=6 D=16 pass=backward", 1, 1, 6},
+        {"preset=falcon3 T=70 B=2 Hk=3 Hv=6 D=16 pass=train packed=1", 1, 1, 6},
+        {"preset=falcon3 B=4 Hk=3 Hv=6 D=64 pass=decode cache=cold", 1, 1, 12},
+    };
+    fixture f;
+    begin(&f);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        const bench_problem p = parse(cases[i].line);
+        bench_result result;
+        f.setup.part = cases[i].limit;
+        bench_measure(&f.setup, &p, &result);
+        expect_times(&result, &f.meter);
+        expect_memory(&result);
+        cr_expect_eq(result.check.pairs, cases[i].pairs, "%s: %lld", cases[i].line,
+                     (long long)result.check.pairs);
+        cr_expect_eq(result.check.all_pairs, cases[i].all);
+    }
+    end(&f);
+}
+
+static void expect_device_report(const bench_setup *setup, const bench_result *result)
+{
+    const bench_origin origin = bench_origin_now(NULL);
+    json_t *report = bench_report(setup, &origin, result, 1);
+    const json_t *one = json_array_get(json_object_get(report, "problems"), 0);
+    cr_expect_gt(json_real_value(json_object_get(one, "host_seconds")), 0);
+    cr_expect_gt(json_real_value(json_object_get(one, "extra_bytes")), 0);
+    cr_expect_eq(json_integer_value(json_object_get(one, "copies")), result->copies);
+    cr_expect_null(json_object_get(one, "bound"));
+    cr_expect_null(json_object_get(one, "of_bound"));
+    cr_expect_null(json_object_get(one, "processor"));
+    cr_expect_null(json_object_get(report, "peaks"));
+    json_decref(report);
+}
+
+/* A device has no peaks, but a host that calls it, and inputs that its caches cannot hold. */
+Test(bench, devices)
+{
+    static const struct {
+        const char *line;
+        int64_t copies;
+    } cases[] = {
+        {"preset=gated_deltanet T=6 B=3 Hk=1 Hv=2 D=4 packed=1 dtype=bf16", 64},
+        {"preset=falcon1 T=5 Hk=2 D=4 pass=train", 64},
+        {"preset=falcon3 T=5 Hk=2 D=4 pass=backward", 64},
+        {"preset=retnet B=2 Hk=2 D=4 pass=decode", 1},
+    };
+    const char *modules = getenv("FWA_EMULATED");
+    bench_setup setup = {.seconds = 0.01};
+    cr_assert_not_null(modules, "FWA_EMULATED must name the directory of the emulated GPUs");
+    setenv("FWA_BACKEND_PATH", modules, 1);
+    setup.context = context_of("emulated32", 1);
+    setup.reference = context_of("reference", 1);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        const bench_problem p = parse(cases[i].line);
+        bench_result r;
+        bench_measure(&setup, &p, &r);
+        cr_assert_eq(r.verdict, BENCH_TIMED, "%s: %s", cases[i].line, r.message.text);
+        cr_expect(r.minimum > 0 && r.minimum <= r.median && r.median <= r.p90);
+        cr_expect_eq(r.copies, cases[i].copies);
+        cr_expect(r.host > 0 && r.host < 1 && r.extra > 0 && r.processor == 0);
+        cr_expect_eq(bench_rates_of(&r).of_bound, 0);
+        cr_expect_gt(bench_rates_of(&r).tokens, 0);
+        cr_expect_eq(strncmp(r.kernel, "emulated32/", 11), 0, "%s", r.kernel);
+        expect_device_report(&setup, &r);
+    }
+    fwa_context_destroy(setup.context);
+    fwa_context_destroy(setup.reference);
+}
+
+/* A token that is wrong in a row that only repeats what was verified. */
+Test(bench, parts_hide_nothing)
+{
+    fixture f;
+    bench_result result;
+    begin(&f);
+    const bench_problem p = parse("preset=falcon1 T=20 B=4 Hk=2 D=16 packed=1");
+    f.setup.part = 1;
+    planted = (fault){"o", 67, 80, 0};
+    bench_measure(&f.setup, &p, &result);
+    cr_expect_eq(result.verdict, BENCH_WRONG);
+    cr_expect_str_eq(result.message.text, "o is not bit for bit what was verified");
     end(&f);
 }
 
@@ -294,8 +403,9 @@ static void expect_report(const json_t *root)
     cr_assert_eq(json_array_size(problems), 2);
     const json_t *first = json_array_get(problems, 0), *second = json_array_get(problems, 1);
     expect_members(first, "name preset pass B T Hk Hv Hq D V window dtype form data gates threads "
-                          "verdict kernel verified seconds spread processor flops gflops "
-                          "tokens_per_second peaks bound of_bound");
+                          "packed verdict kernel verified seconds spread processor extra_bytes "
+                          "copies flops gflops tokens_per_second peaks bound of_bound");
+    cr_expect_null(json_object_get(first, "host_seconds"));
     expect_members(json_object_get(first, "peaks"),
                    "fma_f32 fma_f64 read_l1 read_l2 read_memory update_memory triad_memory");
     cr_expect_str_eq(text_of(first, "bound"), "fma_f32");

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #define GREATEST_GAIN 1.999
+#define PART_NUMBERS  0x1p25 /* a quarter of a gigabyte of doubles */
 
 static void scale(conformance_data *data, const char *name, double factor)
 {
@@ -105,15 +106,38 @@ conformance_data bench_inputs(const bench_problem *problem)
     return whole;
 }
 
-double bench_inputs_memory(const bench_problem *problem)
+/* Numbers of q, k, v, o and the states. */
+static double count_numbers(const bench_problem *problem)
 {
     const fwa_problem *p = &problem->problem;
     const double batch = (double)problem->batch, tokens = batch * (double)problem->tokens;
-    const double key = tokens * p->key_dim, value = tokens * p->value_dim * p->heads_value;
+    return tokens * p->key_dim * (p->heads_query + p->heads_key) +
+           2 * tokens * p->value_dim * p->heads_value +
+           batch * p->heads_value * p->key_dim * p->value_dim;
+}
+
+bench_problem bench_inputs_part(const bench_problem *problem, double limit)
+{
+    const fwa_problem *whole = &problem->problem;
+    const double most = limit > 0 ? limit : PART_NUMBERS;
+    bench_problem part = *problem;
+    fwa_problem *p = &part.problem;
+    while (count_numbers(&part) > most && part.batch > 1)
+        part.batch = (part.batch + 1) / 2;
+    while (count_numbers(&part) > most && p->heads_key > 1) {
+        p->heads_key = (p->heads_key + 1) / 2;
+        p->heads_value = whole->heads_value / whole->heads_key * p->heads_key;
+        p->heads_query = whole->heads_query == whole->heads_key ? p->heads_key : p->heads_value;
+    }
+    return part;
+}
+
+double bench_inputs_memory(const bench_problem *problem, const bench_problem *part)
+{
     const int backward = problem->pass == BENCH_BACKWARD || problem->pass == BENCH_TRAIN;
-    const double call = key * (p->heads_query + p->heads_key) + 2 * value +
-                        batch * p->heads_value * p->key_dim * p->value_dim;
-    /* Doubles of the inputs, twice while they are put together, of the results, and the parts that
-     * are verified; the library's own tensors and their images; gradients as much again. */
-    return call * 8 * (backward ? 8 : 5);
+    const double size = (double)fwa_dtype_size(problem->problem.dtype);
+    /* Doubles of the part's inputs, twice while they are put together, of the results, and the pieces
+     * that are verified; the whole problem's tensors and their images; gradients as much again. */
+    return count_numbers(part) * 8 * (backward ? 8 : 5) +
+           count_numbers(problem) * size * (backward ? 3 : 2);
 }

@@ -4,12 +4,16 @@
 #include "inputs.h"
 #include "machine.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define ROUNDS         4    /* of timed calls, with the peaks between them */
 #define SAMPLE_SECONDS 1e-4 /* at least: long against a look at the clock */
+#define DEVICE_SECONDS 1e-2 /* the same of a device: long against waiting for it */
 #define CALLS_LIMIT    10000
+#define HOST_CALLS     8 /* that no device lets its host wait for */
+#define HOST_SAMPLES   20
 
 typedef struct timing {
     const bench_setup *setup;
@@ -104,20 +108,57 @@ static void summarise(timing *t)
     const int64_t n = t->count;
     qsort(t->samples, (size_t)n, sizeof *t->samples, by_size);
     r->samples = n;
-    r->processor = t->processor / (t->wall * r->threads);
+    if (bench_on_host(t->call->context))
+        r->processor = t->processor / (t->wall * r->threads);
     r->minimum = t->samples[0];
     r->median = (t->samples[(n - 1) / 2] + t->samples[n / 2]) / 2;
     r->p90 = t->samples[(9 * n + 9) / 10 - 1];
 }
 
+/* How many calls a sample has. On a device the first count is of a call that is waited for, so that it
+ * is taken again of as many as it says. */
+static int count_calls(timing *t)
+{
+    const int host = bench_on_host(t->call->context);
+    const double wanted = host ? SAMPLE_SECONDS : DEVICE_SECONDS;
+    int64_t *calls = &t->result->calls;
+    *calls = 1;
+    for (int turn = 0; turn < (host ? 1 : 4); turn++) {
+        const double seconds = run_calls(t, *calls);
+        if (seconds < 0)
+            return -1;
+        if (seconds >= wanted)
+            break;
+        *calls = (int64_t)(wanted / (seconds + 1e-9) * (double)*calls) + 1;
+        *calls = *calls > CALLS_LIMIT ? CALLS_LIMIT : *calls;
+    }
+    return 0;
+}
+
+/* How long it takes the host to put a call on a device that has nothing before it: the least of some
+ * samples. Long calls are few, since each sample ends with a wait. */
+static int time_host(timing *t)
+{
+    const int64_t calls = t->result->calls < HOST_CALLS ? t->result->calls : HOST_CALLS;
+    const double end = bench_machine_now() + t->setup->seconds / ROUNDS;
+    double least = INFINITY;
+    for (int i = 0; i < 2 || (i < HOST_SAMPLES && bench_machine_now() < end); i++) {
+        const double begin = bench_machine_now();
+        for (int64_t j = 0; j < calls; j++)
+            if (bench_call_run(t->call) != FWA_OK)
+                return refuse(t->result, "", fwa_error_message());
+        least = fmin(least, (bench_machine_now() - begin) / (double)calls);
+        if (bench_call_wait(t->call) != FWA_OK)
+            return refuse(t->result, "", fwa_error_message());
+    }
+    t->result->host = least;
+    return 0;
+}
+
 static int time_calls(timing *t)
 {
-    const double once = run_calls(t, 1);
-    if (once < 0)
+    if (count_calls(t))
         return -1;
-    t->result->calls = once < SAMPLE_SECONDS ? (int64_t)(SAMPLE_SECONDS / (once + 1e-9)) + 1 : 1;
-    if (t->result->calls > CALLS_LIMIT)
-        t->result->calls = CALLS_LIMIT;
     take_peaks(t, 1);
     for (int round = 0; round < ROUNDS; round++) {
         if (run_round(t))
@@ -125,7 +166,7 @@ static int time_calls(timing *t)
         take_peaks(t, 0);
     }
     summarise(t);
-    return 0;
+    return bench_on_host(t->call->context) ? 0 : time_host(t);
 }
 
 /* ---- All ---- */
@@ -155,11 +196,17 @@ static void name_kernel(const bench_call *call, bench_result *result)
              pass == BENCH_BACKWARD || pass == BENCH_TRAIN ? backward : "");
 }
 
+static double extra_bytes(const bench_call *call)
+{
+    const size_t *sizes = call->workspace_size;
+    return (double)(sizes[0] > sizes[1] ? sizes[0] : sizes[1]) + (double)call->saved_size;
+}
+
 /* The timed calls work on tensors of their own: their first answer must be the verified one. */
 static int check_first_call(timing *t, const conformance_data *verified)
 {
     const char *name = "";
-    if (run_calls(t, 1) < 0)
+    if (run_calls(t, t->call->count) < 0)
         return -1;
     if (bench_call_same(t->call, verified, &name))
         return 0;
@@ -178,15 +225,17 @@ static void time_verified(const bench_setup *setup, fwa_context *context,
         return;
     }
     name_kernel(&call, result);
+    result->copies = call.count;
+    result->extra = extra_bytes(&call);
     if (check_first_call(&t, verified) == 0)
         time_calls(&t);
     free(t.samples);
     bench_call_end(&call);
 }
 
-static int has_memory(const bench_problem *problem, bench_result *result)
+static int has_memory(const bench_problem *problem, const bench_problem *part, bench_result *result)
 {
-    const double needed = bench_inputs_memory(problem);
+    const double needed = bench_inputs_memory(problem, part);
     const double there = (double)bench_machine_free();
     if (needed <= there)
         return 1;
@@ -196,15 +245,18 @@ static int has_memory(const bench_problem *problem, bench_result *result)
     return 0;
 }
 
-static void verify_and_time(const bench_setup *setup, fwa_context *context, bench_result *result)
+static void verify_and_time(const bench_setup *setup, fwa_context *context,
+                            const bench_problem *part, bench_result *result)
 {
     const bench_problem *problem = &result->problem;
     conformance_data verified;
     say(setup, "making data");
-    conformance_data data = bench_inputs(problem);
+    conformance_data data = bench_inputs(part);
     say(setup, "verifying");
-    const bench_verify_result verdict = bench_verify(problem, &data, context, setup->reference, 0,
+    const bench_verify_result verdict = bench_verify(part, &data, context, setup->reference, 0,
                                                      &result->check, &verified, &result->message);
+    result->check.pairs = part->batch * part->problem.heads_key;
+    result->check.all_pairs = problem->batch * problem->problem.heads_key;
     if (verdict == BENCH_VERIFY_GOOD) {
         say(setup, "timing");
         time_verified(setup, context, &data, &verified, result);
@@ -236,15 +288,16 @@ static fwa_context *make_context(const bench_setup *setup, bench_result *result)
 void bench_measure(const bench_setup *setup, const bench_problem *problem, bench_result *result)
 {
     const int32_t there = fwa_context_threads(setup->context);
+    const bench_problem part = bench_inputs_part(problem, setup->part);
     memset(result, 0, sizeof *result);
     result->problem = *problem;
     result->threads = problem->threads > 0 ? problem->threads : there;
     result->bound = find_bound(setup, problem);
-    if (!has_memory(problem, result))
+    if (!has_memory(problem, &part, result))
         return;
     fwa_context *own = result->threads == there ? NULL : make_context(setup, result);
     if (own || result->threads == there)
-        verify_and_time(setup, own ? own : setup->context, result);
+        verify_and_time(setup, own ? own : setup->context, &part, result);
     fwa_context_destroy(own);
 }
 

@@ -23,7 +23,12 @@ typedef struct bench_result {
     bench_check check;
     int64_t samples; /* of `calls` calls each */
     int64_t calls;
-    double processor; /* of the time of all threads, the part in which they had a processor */
+    int64_t copies;   /* of the inputs and outputs that calls take in turn */
+    double processor; /* of the time of all threads, the part in which they had a processor; 0: a
+                         device has the work */
+    double host;      /* seconds that the host needs to put a call on a device; 0: no device */
+    double extra;     /* bytes that a step needs besides inputs and outputs: the larger of its
+                         passes' workspaces, and what the forward saves */
     double minimum, median, p90; /* seconds of one call */
     double peaks[BENCH_PEAKS];   /* greatest samples, on the same threads; 0: not measured. Before
                                     the calls of all, between and after them of the bound */
@@ -34,6 +39,7 @@ typedef struct bench_setup {
     fwa_context *context, *reference; /* problems that say so get other threads */
     bench_meter *meter;               /* NULL: a device that the host's peaks say nothing about */
     double seconds;                   /* of timed calls */
+    double part;                      /* of bench_inputs_part() */
     void (*phase)(void *user, const char *what); /* optional: what begins now */
     void *user;
 } bench_setup;

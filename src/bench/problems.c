@@ -146,8 +146,8 @@ typedef enum key_kind {
     KEY_THREADS
 } key_kind;
 
-/* Needed of a line whatever else it has, or in one group of passes only. */
-typedef enum key_rule { KEY_FREE, KEY_NEEDED, KEY_DECODE, KEY_BACKWARD } key_rule;
+/* Needed of a line whatever else it has, or in some passes only. */
+typedef enum key_rule { KEY_FREE, KEY_NEEDED, KEY_DECODE, KEY_NO_DECODE, KEY_BACKWARD } key_rule;
 
 typedef struct key {
     const char *name;
@@ -177,6 +177,7 @@ static const key keys[] = {
     {"data", KEY_DATA, KEY_FREE, FIELD(data), 0, NULL},
     {"gates", KEY_GATES, KEY_FREE, FIELD(gates), 0, NULL},
     {"cache", KEY_CHOICE, KEY_DECODE, FIELD(cold), 0, caches},
+    {"packed", KEY_CHOICE, KEY_NO_DECODE, FIELD(packed), 0, switches},
     {"saved", KEY_CHOICE, KEY_BACKWARD, FIELD(saved), 0, switches},
     {"threads", KEY_THREADS, KEY_FREE, FIELD(threads), 0, NULL},
 };
@@ -266,6 +267,8 @@ static int check_keys(const value *values, int count, const bench_problem *p,
             return bench_fail(message, "key '%s' is missing", keys[i].name);
         if (given && keys[i].rule == KEY_DECODE && p->pass != BENCH_DECODE)
             return bench_fail(message, "key '%s' goes with pass=decode only", keys[i].name);
+        if (given && keys[i].rule == KEY_NO_DECODE && p->pass == BENCH_DECODE)
+            return bench_fail(message, "key '%s' does not go with pass=decode", keys[i].name);
         if (given && keys[i].rule == KEY_BACKWARD && !backward)
             return bench_fail(message, "key '%s' goes with pass=backward and pass=train only",
                               keys[i].name);

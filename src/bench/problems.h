@@ -23,6 +23,7 @@
  *     gates        inputs that are given: none, or some of beta, lambda, log_gate with "+" between;
  *                  the preset's own where not given
  *     cache        decode: hot *, the same states at every call; cold, states that no cache holds
+ *     packed       not with decode: 0 *; 1, the rows are packed into one, with cu_seqlens
  *     saved        backward, train: 1 *, the forward keeps states for the backward; 0, it does not
  *     threads      all *, those that the run has; a number; scaling, 1, 2, 4, ... and all, each a
  *                  problem of its own
@@ -58,7 +59,7 @@ typedef struct bench_problem {
     int32_t pass;  /* bench_pass */
     int32_t data;  /* row of bench_data_get() */
     int32_t gates; /* CONFORMANCE_BETA and so on */
-    int32_t cold, saved;
+    int32_t cold, packed, saved;
     int32_t threads; /* a number, or one of the above */
 } bench_problem;
 

@@ -58,6 +58,8 @@ static json_t *report_problem(const bench_problem *p)
         json_object_set_new(object, "state_dtype", json_string(fwa_dtype_name(q->state_dtype)));
     if (p->pass == BENCH_DECODE)
         json_object_set_new(object, "cache", json_string(p->cold ? "cold" : "hot"));
+    else
+        json_object_set_new(object, "packed", json_boolean(p->packed));
     if (p->pass == BENCH_BACKWARD || p->pass == BENCH_TRAIN)
         json_object_set_new(object, "saved", json_boolean(p->saved));
     return object;
@@ -68,6 +70,11 @@ static json_t *report_check(const bench_check *check)
     json_t *object = json_pack("{s:s}", "tensor", check->tensor);
     if (check->tokens > 0)
         json_object_set_new(object, "tokens_at_each_end", json_integer((json_int_t)check->tokens));
+    if (check->pairs < check->all_pairs) {
+        json_object_set_new(object, "row_heads", json_integer((json_int_t)check->pairs));
+        json_object_set_new(object, "row_heads_repeated",
+                            json_integer((json_int_t)(check->all_pairs - check->pairs)));
+    }
     if (isfinite(check->error.rms)) {
         json_object_set_new(object, "rms", json_real(check->error.rms));
         json_object_set_new(object, "maximum", json_real(check->error.maximum));
@@ -87,6 +94,9 @@ static void add_times(json_t *object, const bench_result *result)
                                   (json_int_t)result->calls));
     add_number(object, "spread", result->p90 / result->minimum);
     add_number(object, "processor", result->processor);
+    add_number(object, "host_seconds", result->host);
+    add_number(object, "extra_bytes", result->extra);
+    json_object_set_new(object, "copies", json_integer((json_int_t)result->copies));
     add_number(object, "flops", bench_flops(&result->problem));
     add_number(object, "state_bytes", bench_state_bytes(&result->problem));
     add_number(object, "gflops", rates.gflops);
@@ -96,7 +106,8 @@ static void add_times(json_t *object, const bench_result *result)
     for (int peak = 0; peak < BENCH_PEAKS; peak++)
         add_number(peaks, bench_peak_name((bench_peak)peak), result->peaks[peak]);
     json_object_set_new(object, "peaks", peaks);
-    json_object_set_new(object, "bound", json_string(bench_peak_name(result->bound)));
+    if (result->peaks[result->bound] > 0)
+        json_object_set_new(object, "bound", json_string(bench_peak_name(result->bound)));
     add_number(object, "of_bound", rates.of_bound);
 }
 

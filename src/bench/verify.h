@@ -18,7 +18,10 @@
 #include "problems.h"
 
 typedef struct bench_check {
-    int64_t tokens;  /* N; 0: all were compared */
+    int64_t tokens; /* N; 0: all were compared */
+    /* Pairs of a row and a key head: that were compared, and that there are. The first call of those that
+     * are timed must give the same for all, bit for bit. */
+    int64_t pairs, all_pairs;
     char tensor[32]; /* the worst, by error over bound */
     compare_error error;
     compare_bound bound;

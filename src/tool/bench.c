@@ -2,6 +2,7 @@
 #include "bench_table.h"
 #include "tool.h"
 
+#include "../bench/call.h"
 #include "../bench/report.h"
 #include "../files/atomic_file.h"
 
@@ -112,9 +113,8 @@ static void sample_peaks(bench_meter *meter)
 
 static tool_exit begin_meter(bench_run *all)
 {
-    const char *backend = fwa_context_backend(all->setup.context);
     bench_message message;
-    if (strcmp(backend, "cpu") != 0 && strcmp(backend, "reference") != 0)
+    if (!bench_on_host(all->setup.context))
         return TOOL_OK;
     if (bench_meter_begin(&all->meter, all->setup.reference,
                           (int)fwa_context_threads(all->setup.context), &message)) {

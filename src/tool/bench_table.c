@@ -13,7 +13,8 @@ static const tool_column columns[] = {
     {"problem", 24, 0}, {"threads", 7, 1}, {"min ms", 9, 1},   {"median", 9, 1},
     {"spread", 6, 1},   {"cpu", 5, 1},     {"tokens/s", 9, 1}, {"GFLOP/s", 7, 1},
     {"GB/s", 6, 1},     {"of peak", 7, 1}, {"bound", 13, 0},   {"efficiency", 10, 1},
-    {"error", 7, 1},    {"checked", 9, 1}, {"kernel", 0, 0},
+    {"extra MB", 8, 1}, {"host us", 7, 1}, {"error", 7, 1},    {"checked", 14, 1},
+    {"kernel", 0, 0},
 };
 
 #define COLUMNS ((int)(sizeof columns / sizeof *columns))
@@ -58,6 +59,9 @@ void bench_table_machine(const bench_setup *setup)
            (int)fwa_context_threads(setup->context));
     if (setup->meter)
         print_peaks(setup->meter);
+    else
+        printf("No peak of this device was measured: there is nothing to hold its rates to.\n"
+               "Extra memory is workspace and saved states, without inputs and outputs.\n\n");
 }
 
 /* The least part of its time in which a timed problem had the processor. */
@@ -96,6 +100,19 @@ static const char *milliseconds(double seconds)
     return seconds < 1e-3 ? "%.4f" : seconds < 1 ? "%.3f" : "%.1f";
 }
 
+/* "all", "2 x 305", and after it "1/16" where the other fifteen repeat what was compared. */
+static void print_checked(char cell[CELL], const bench_check *check)
+{
+    char tokens[24] = "all";
+    if (check->tokens > 0)
+        snprintf(tokens, sizeof tokens, "2 x %lld", (long long)check->tokens);
+    if (check->pairs < check->all_pairs)
+        snprintf(cell, CELL, "%s, %lld/%lld", tokens, (long long)check->pairs,
+                 (long long)check->all_pairs);
+    else
+        snprintf(cell, CELL, "%s", tokens);
+}
+
 static void print_times(const bench_result *r, double efficiency)
 {
     const bench_rates rates = bench_rates_of(r);
@@ -104,7 +121,7 @@ static void print_times(const bench_result *r, double efficiency)
     for (int i = 0; i < COLUMNS; i++)
         cells[i] = text[i];
     cells[0] = r->problem.name;
-    cells[10] = bench_peak_name(r->bound);
+    snprintf(text[10], CELL, "%s", r->peaks[r->bound] > 0 ? bench_peak_name(r->bound) : "-");
     cells[COLUMNS - 1] = r->kernel;
     snprintf(text[1], CELL, "%d", (int)r->threads);
     format(text[2], milliseconds(r->minimum), r->minimum * 1e3);
@@ -116,10 +133,10 @@ static void print_times(const bench_result *r, double efficiency)
     format(text[8], "%.1f", rates.gbytes);
     format(text[9], "%.1f %%", 100 * rates.of_bound);
     format(text[11], "%.1f %%", 100 * efficiency);
-    snprintf(text[12], CELL, "%.1e", r->check.error.rms);
-    snprintf(text[13], CELL, "all");
-    if (r->check.tokens > 0)
-        snprintf(text[13], CELL, "2 x %lld", (long long)r->check.tokens);
+    format(text[12], r->extra < 1e7 ? "%.2f" : "%.0f", r->extra * 1e-6);
+    format(text[13], "%.1f", r->host * 1e6);
+    snprintf(text[14], CELL, "%.1e", r->check.error.rms);
+    print_checked(text[15], &r->check);
     tool_table_row(columns, COLUMNS, cells);
 }
 
