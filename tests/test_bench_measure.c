@@ -506,6 +506,7 @@ static const struct {
     {"preset=falcon1 T=20 D=16 threads=2", "--seconds 0.01 --threads 1", 4, "refused: it is for 2"},
     {"", "--list", 0, "preset=falcon1"},
     {"", "--list", 0, "forgetting:"},
+    {"", "--list", 0, "gpu-decode:"},
 };
 
 Test(bench, command)

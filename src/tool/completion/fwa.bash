@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # bash completion for fwa(1)
 
-_fwa_sets='default prefill train decode rules dims threads forgetting'
+_fwa_sets='default prefill train decode rules dims threads forgetting gpu-short gpu-forward gpu-backward gpu-decode'
 
 _fwa_words()
 {
