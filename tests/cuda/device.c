@@ -33,7 +33,8 @@ const device_driver *device_load(void)
 #define LOAD(function) find_function(library, TEXT(function), &driver.function);
     DEVICE_FUNCTIONS(LOAD)
 #undef LOAD
-    find_function(library, "cuCtxCreate_v2", &driver.create_context);
+    void *create_context = dlsym(library, "cuCtxCreate_v2");
+    memcpy(&driver.create_context, &create_context, sizeof create_context);
     driver.base = base;
     return &driver;
 }

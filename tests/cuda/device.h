@@ -31,7 +31,8 @@
 typedef struct device_driver {
     const fwa_cuda_driver *base; /* the module's part, loaded by this program for itself */
     DEVICE_FUNCTIONS(DEVICE_MEMBER)
-    /* cuCtxCreate as it was before it took parameters; cuda.h may have the later one alone. */
+    /* cuCtxCreate as it was before it took parameters; cuda.h may have the later one alone. NULL: there
+     * is none. */
     CUresult (*create_context)(CUcontext *context, unsigned flags, CUdevice device);
 } device_driver;
 #undef DEVICE_MEMBER

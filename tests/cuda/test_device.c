@@ -458,6 +458,7 @@ static void use_everything(void)
 Test(device, current_context)
 {
     const device_driver *d = device_load();
+    cr_assert_not_null(d->create_context, "libcuda.so.1 has no cuCtxCreate_v2");
     use_everything();
     device_expect(d->create_context(&own_context, 0, d->base->device[0]), "cuCtxCreate");
     expect_context("its creation");
