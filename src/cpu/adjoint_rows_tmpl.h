@@ -10,10 +10,12 @@ typedef struct {
     unit_work w; /* with the chunk's extent, without its scratch */
     const fwa_backward_args *args;
     const fwa_cpu_partials *parts;
-    const fwa_cpu_adjoint *a;
-    int64_t dim, width;        /* D and V, padded to whole vectors */
-    int64_t first_head, heads; /* of the unit */
-    float *grad;               /* of the head at hand: the state's gradient, transposed, */
+    fwa_cpu_adjoint *a; /* with the chunk's matrices */
+    const fwa_cpu_adjoint *first;
+    int64_t dim, width;        /* D and the unit's columns, padded to whole vectors */
+    int64_t first_unit, units; /* side by side */
+    int64_t unit;              /* at hand */
+    float *grad;               /* of it: the state's gradient, transposed, */
     float *late_values;        /* and what later chunks said of the tail's values, */
     float *late_keys;          /* and of its features */
     int64_t segment, to;       /* tokens of the segment at hand: [segment, to) */
@@ -74,17 +76,18 @@ static void load_state_grad(const adjoint_work *a)
     const int64_t tail = w->window - 1, fill = fwa_tail_fill(w->p, w->s->seen + w->s->length);
     float row[FWA_COLUMNS_LIMIT];
     int64_t d, v, i;
-    memset(a->grad, 0, sizeof(float) * (size_t)(w->p->value_dim * a->a->state_stride));
+    memset(a->grad, 0, sizeof(float) * (size_t)(w->u.columns * a->a->state_stride));
     for (d = 0; fwa_present(grad) && d < w->p->key_dim; d++) {
-        fwa_load_f32(grad, fwa_at3(grad, w->s->index, w->u.head, d), w->p->value_dim, row);
-        for (v = 0; v < w->p->value_dim; v++)
+        fwa_load_f32(grad, fwa_at3(grad, w->s->index, w->u.head, d) + w->u.column * grad->stride[3],
+                     w->u.columns, row);
+        for (v = 0; v < w->u.columns; v++)
             a->grad[v * a->a->state_stride + d] = row[v];
     }
     memset(a->late_values, 0, sizeof(float) * (size_t)(tail * a->a->width_stride));
     memset(a->late_keys, 0, sizeof(float) * (size_t)(tail * a->a->dim_stride));
     for (i = tail - fill; fwa_present(late) && i < tail; i++)
-        fwa_load_f32(late, fwa_at3(late, w->s->index, i, w->u.head), w->p->value_dim,
-                     a->late_values + i * a->a->width_stride);
+        fwa_load_f32(late, fwa_at3(late, w->s->index, i, w->u.head) + w->u.column * late->stride[3],
+                     w->u.columns, a->late_values + i * a->a->width_stride);
 }
 
 /* Those of what was handed in; the tail's keys are the finishing pass's business. */
@@ -96,15 +99,18 @@ static void store_state_grad(const adjoint_work *a)
     float row[FWA_COLUMNS_LIMIT] = {0};
     int64_t d, v, i;
     for (d = 0; fwa_present(grad) && d < w->p->key_dim; d++) {
-        for (v = 0; w->s->slot_in >= 0 && v < w->p->value_dim; v++) /* else nothing was read */
+        for (v = 0; w->s->slot_in >= 0 && v < w->u.columns; v++) /* else nothing was read */
             row[v] = a->grad[v * a->a->state_stride + d];
-        fwa_store_f32(grad, fwa_at3(grad, w->s->index, w->u.head, d), w->p->value_dim, row);
+        fwa_store_f32(grad,
+                      fwa_at3(grad, w->s->index, w->u.head, d) + w->u.column * grad->stride[3],
+                      w->u.columns, row);
     }
     for (i = 0; fwa_present(early) && i < w->window - 1; i++)
-        fwa_store_f32(early, fwa_at3(early, w->s->index, i, w->u.head), w->p->value_dim,
-                      a->late_values + i * a->a->width_stride);
+        fwa_store_f32(early,
+                      fwa_at3(early, w->s->index, i, w->u.head) + w->u.column * early->stride[3],
+                      w->u.columns, a->late_values + i * a->a->width_stride);
     if (w->plan->own_keys && w->window > 1)
-        memcpy(fwa_cpu_key_grad(w->plan, a->parts, w->u.head, w->s, 1 - w->window), a->late_keys,
+        memcpy(fwa_cpu_key_grad(w->plan, a->parts, a->unit, w->s, 1 - w->window), a->late_keys,
                sizeof(float) * (size_t)((w->window - 1) * a->a->dim_stride));
 }
 
@@ -153,26 +159,34 @@ static bool keeps_residuals(const unit_work *w)
     return w->regression && !fwa_cpu_keeps_y(w->p);
 }
 
-/* Features, and values where they are needed, of the segment's tokens and of the tail before it. */
-static void load_rows(const adjoint_work *a)
+/* Features of the segment's tokens and of the tail before it. */
+static void load_features(const adjoint_work *a)
 {
     const unit_work *w = &a->w;
     const int64_t from = a->segment - (w->window - 1);
     int64_t t;
     for (t = from; t < a->to; t++) {
         float *key = a->a->features + 2 * (t - from) * a->a->feature_stride;
-        float *value = a->a->values + (t - from) * a->a->width_stride;
         if (t < w->first_pair)
             memset(key, 0, sizeof(float) * (size_t)a->dim);
         else
             feature_row(w->p, a->dim, raw_key(a, t), key);
         if (t >= a->segment)
             feature_row(w->p, a->dim, raw_query(a, t), key + a->a->feature_stride);
-        if (needs_values(w)) {
-            memset(value, 0, sizeof(float) * (size_t)a->width);
-            if (t >= w->first_pair)
-                load_value(w, t, value);
-        }
+    }
+}
+
+/* Their values, where these are needed. */
+static void load_values(const adjoint_work *a)
+{
+    const unit_work *w = &a->w;
+    const int64_t from = a->segment - (w->window - 1);
+    int64_t t;
+    for (t = from; needs_values(w) && t < a->to; t++) {
+        float *value = a->a->values + (t - from) * a->a->width_stride;
+        memset(value, 0, sizeof(float) * (size_t)a->width);
+        if (t >= w->first_pair)
+            load_value(w, t, value);
     }
 }
 
@@ -284,7 +298,7 @@ static void load_channel_steps(const adjoint_work *a)
         s->decay[i] = 1;
     for (t = 0; t < w->tokens; t++) {
         float *gamma = s->gamma + t * stride, *kappa = s->kappa + t * stride;
-        const int64_t columns = pairs_at(w, w->start + t) ? w->p->value_dim : 0;
+        const int64_t columns = pairs_at(w, w->start + t) ? w->u.columns : 0;
         const gates g = gates_of(a, t);
         if (columns) {
             load_beta_row(w, w->start + t, s->raw);
@@ -315,7 +329,7 @@ static void set_chunk(adjoint_work *a, int64_t start)
     a->features = a->a->features + 2 * at * a->a->feature_stride;
     a->values = a->a->values + at * a->a->width_stride;
     if (w->regression)
-        a->kept = fwa_cpu_kept_row(w->p, a->parts, w->u.head, w->s->before + start);
+        a->kept = fwa_cpu_kept_row(w->p, a->parts, w->u.head, w->s->before + start) + w->u.column;
     a->kept_stride = fwa_cpu_kept_stride(w->p);
     if (w->per_channel) {
         load_channel_steps(a);
@@ -326,6 +340,18 @@ static void set_chunk(adjoint_work *a, int64_t start)
     a->decay[0] = 1;
     for (t = 0; t < w->tokens; t++)
         a->decay[t + 1] = a->decay[t] * a->gamma[t];
+}
+
+/* Turns to the matrices of the segment's chunk `index`. */
+static void set_matrices(const adjoint_work *a, int64_t index)
+{
+    const fwa_cpu_adjoint *from = a->first;
+    const int64_t pairs = from->pair_stride, rows = ADJOINT_CHUNK + a->w.window - 1;
+    const int64_t at = index % from->chunks;
+    a->a->gram = from->gram + at * rows * pairs;
+    a->a->scores = from->scores + at * ADJOINT_CHUNK * pairs;
+    a->a->entries = from->entries + at * rows * pairs;
+    a->a->entry_factor = from->entry_factor + at * ADJOINT_CHUNK;
 }
 
 /* A query of the chunk. */

@@ -2,13 +2,14 @@
 /* The chunked form's backward, without the normaliser: the adjoint of a chunk of C tokens and the
  * J = C + B - 1 pairs that they write. Compiled once per ISA.
  *
- * A unit is some heads with all their value columns. States and their gradients are kept
- * transposed, rows of features per value column: all products with them but X dS (and, with gates
- * per channel, X S and Q S) then add multiples of rows. Segments go from the last to the first. In
- * each, the states at its chunks' starts come from the kept state and what the forward kept of each
- * token; then the chunks' adjoints, from the last to the first. With S_t = Gamma_t S_0 + sum_j x_j
- * w_{j,t}^T, the walk (adjoint_walk_tmpl.h) goes back from dW = X dS to H, the gradients of the
- * predictions that S_0 makes, and to those of Gram matrix (dG) and scores (dP):
+ * A unit is a head, or of few heads a block of its value columns. States and their gradients are
+ * kept transposed, rows of features per value column: all products with them but X dS (and, with
+ * gates per channel, X S and Q S) then add multiples of rows. Segments go from the last to the
+ * first. In each, the states at its chunks' starts come from the kept state and what the forward
+ * kept of each token; then the chunks' adjoints, from the last to the first. With
+ * S_t = Gamma_t S_0 + sum_j x_j w_{j,t}^T, the walk (adjoint_walk_tmpl.h) goes back from dW = X dS
+ * to H, the gradients of the predictions that S_0 makes, and to those of Gram matrix (dG) and
+ * scores (dP):
  *
  *     dQ = dP X + Gamma dO S_0^T      dX = dP^T Q + (dG + dG^T) X + W dS^T + Gamma H S_0^T
  *     dS_0 = Gamma dS + (Gamma Q)^T dO + (Gamma X)^T H
@@ -17,6 +18,7 @@
 
 #include "adjoint_rows_tmpl.h"
 #include "adjoint_walk_tmpl.h"
+#include "adjoint_gates_tmpl.h"
 
 /* ---- What the walk works on ---- */
 
@@ -27,7 +29,7 @@ static const float *end_decay(const adjoint_work *a)
     int64_t v;
     if (a->w.per_channel)
         return s->decay + a->w.tokens * s->width_stride;
-    for (v = 0; v < a->w.p->value_dim; v++)
+    for (v = 0; v < a->w.u.columns; v++)
         s->keep[v] = a->decay[a->w.tokens];
     return s->keep;
 }
@@ -38,7 +40,7 @@ static void next_state(adjoint_work *a, const float *from, float *to, float *tai
 {
     const unit_work *w = &a->w;
     const fwa_cpu_adjoint *s = a->a;
-    const int64_t f = w->first, V = w->p->value_dim;
+    const int64_t f = w->first, V = w->u.columns;
     const operand written = {s->written + f * s->width_stride, 1, s->width_stride};
     fetcher none = {.rows = 0};
     next_strips(a, tail);
@@ -94,8 +96,10 @@ static void load_chunk_output_grads(const adjoint_work *a)
             from = direct_row(w, o_grad, token);
         } else {
             memset(row, 0, sizeof(float) * (size_t)a->width);
-            fwa_load_f32(o_grad, fwa_at3(o_grad, w->s->row, w->s->first + token, w->u.head),
-                         w->p->value_dim, row);
+            fwa_load_f32(o_grad,
+                         fwa_at3(o_grad, w->s->row, w->s->first + token, w->u.head) +
+                             w->u.column * o_grad->stride[3],
+                         w->u.columns, row);
         }
         for (i = 0; i < a->width; i += FWA_LANES)
             store(row + i, scale * load(from + i));
@@ -117,7 +121,7 @@ static void turn_features(const adjoint_work *a, const float *rows, int64_t colu
 static void products_of_tail(const adjoint_work *a, const float *state, float *to)
 {
     const fwa_cpu_adjoint *s = a->a;
-    const int64_t f = a->w.first, tail = a->w.window - 1, V = a->w.p->value_dim;
+    const int64_t f = a->w.first, tail = a->w.window - 1, V = a->w.u.columns;
     int64_t i, v;
     if (f < tail)
         inner_products(tail - f, V, a->dim, key_of(a, f), 2 * s->feature_stride, state,
@@ -132,7 +136,7 @@ static void products_along_keys(const adjoint_work *a)
 {
     const unit_work *w = &a->w;
     const fwa_cpu_adjoint *s = a->a;
-    const int64_t V = w->p->value_dim, n = w->tokens, tail = w->window - 1, width = s->width_stride;
+    const int64_t V = w->u.columns, n = w->tokens, tail = w->window - 1, width = s->width_stride;
     const operand grad = {a->grad, s->state_stride, 1}, state = {a->state, s->state_stride, 1};
     turn_features(a, key_of(a, tail), 0);
     product(V, ADJOINT_CHUNK, a->dim, grad, s->keys, 2 * ADJOINT_CHUNK, s->turned,
@@ -154,7 +158,7 @@ static float state_product(const adjoint_work *a)
     const fwa_cpu_adjoint *s = a->a;
     vec all = splat(0);
     int64_t v, i;
-    for (v = 0; v < a->w.p->value_dim; v++) {
+    for (v = 0; v < a->w.u.columns; v++) {
         const float *state = a->state + v * s->state_stride, *grad = a->grad + v * s->state_stride;
         vec sum[2] = {{0}};
         for (i = 0; i + 2 * FWA_LANES <= a->dim; i += 2 * FWA_LANES)
@@ -228,8 +232,10 @@ static void store_value_grads(const adjoint_work *a)
         if (t + tail < w->first)
             memset(row, 0, sizeof(float) * (size_t)a->width);
         if (!is_direct(w, v_grad)) {
-            fwa_store_f32(v_grad, fwa_at3(v_grad, w->s->row, w->s->first + w->start + t, w->u.head),
-                          w->p->value_dim, row);
+            fwa_store_f32(v_grad,
+                          fwa_at3(v_grad, w->s->row, w->s->first + w->start + t, w->u.head) +
+                              w->u.column * v_grad->stride[3],
+                          w->u.columns, row);
             continue;
         }
         to = direct_row(w, v_grad, w->start + t);
@@ -252,7 +258,7 @@ static void products_with_states(adjoint_work *a)
 {
     const unit_work *w = &a->w;
     const fwa_cpu_adjoint *s = a->a;
-    const int64_t n = w->tokens, V = w->p->value_dim, stride = s->width_stride, f = w->first;
+    const int64_t n = w->tokens, V = w->u.columns, stride = s->width_stride, f = w->first;
     const float *rows = w->per_channel ? s->scaled : s->rows;
     const operand both = {rows, stride, 1}, reads = {rows + stride, 2 * stride, 1};
     const operand written = {s->written + f * stride, stride, 1};
@@ -279,13 +285,13 @@ static void state_gradient(adjoint_work *a)
     const operand both = {s->scaled, 1, stride}, reads = {s->scaled + stride, 1, 2 * stride};
     const operand early = {s->tail_rows + f * stride, 1, stride};
     if (w->regression)
-        product_ahead(w->p->value_dim, a->dim, 2 * n, both, key_of(a, tail), s->feature_stride,
+        product_ahead(w->u.columns, a->dim, 2 * n, both, key_of(a, tail), s->feature_stride,
                       a->grad, a->grad, s->state_stride, end_decay(a), &a->ahead);
     else
-        product_ahead(w->p->value_dim, a->dim, n, reads, query_of(a, 0), 2 * s->feature_stride,
+        product_ahead(w->u.columns, a->dim, n, reads, query_of(a, 0), 2 * s->feature_stride,
                       a->grad, a->grad, s->state_stride, end_decay(a), &a->ahead);
     if (w->regression && f < tail)
-        product_ahead(w->p->value_dim, a->dim, tail - f, early, key_of(a, f), 2 * s->feature_stride,
+        product_ahead(w->u.columns, a->dim, tail - f, early, key_of(a, f), 2 * s->feature_stride,
                       a->grad, a->grad, s->state_stride, s->ones, &a->ahead);
 }
 
@@ -332,119 +338,6 @@ static void feature_gradients(const adjoint_work *a, float *x_grad, float *q_gra
     }
 }
 
-/* ---- Gates ---- */
-
-/* The gradients of the gammas and kappas of the chunk's tokens, where gates are per head; and rows
- * of the Gram matrix's become what they are. `whole`: S dS. */
-static void head_gradients(const adjoint_work *a, float whole, float *gamma_grad, float *kappa_grad)
-{
-    const unit_work *w = &a->w;
-    const fwa_cpu_adjoint *s = a->a;
-    const int64_t tail = w->window - 1;
-    int64_t t, i;
-    for (t = w->tokens - 1; t >= 0; t--) {
-        const int64_t p = t + tail;
-        const float read = dot(query_of(a, t), s->by_state + (2 * t + 1) * a->dim, a->dim);
-        gamma_grad[t] = sum_lanes(a->gamma_sums[t]);
-        kappa_grad[t] = sum_lanes(a->kappa_sums[t]);
-        if (!w->before)
-            whole += read;
-        gamma_grad[t] += whole * a->decay[t];
-        whole *= a->gamma[t];
-        if (w->before)
-            whole += read;
-        if (w->regression && p >= w->first) {
-            const float entry = dot(key_of(a, p), s->by_state + 2 * t * a->dim, a->dim);
-            float *gram_grad = s->gram_grad + p * s->pair_stride;
-            whole += s->entry_factor[t] * entry;
-            if (!keeps_residuals(w))
-                continue;
-            if (w->decayed) { /* the prediction was multiplied by gamma itself */
-                float y = a->decay[t] * entry;
-                for (i = w->first; i < p; i++)
-                    y += s->gram[p * s->pair_stride + i] * gram_grad[i];
-                gamma_grad[t] -= y;
-            }
-            for (i = w->first; i < p; i++)
-                gram_grad[i] *= s->entry_factor[t];
-        }
-    }
-}
-
-/* dE of the chunk's token t reaches the features of its window. */
-static void statistic_gradient(const adjoint_work *a, int64_t t, int64_t count, float grad,
-                               float *x_grad)
-{
-    const unit_work *w = &a->w;
-    const fwa_cpu_adjoint *s = a->a;
-    const float *eigen = s->eigen + (w->start - a->segment + t) * w->window;
-    const int64_t low = t + w->window - count;
-    int64_t i;
-    if (w->needs_eigen) {
-        memset(s->raw, 0, sizeof(float) * (size_t)a->dim);
-        for (i = 0; i < count; i++)
-            add_scaled(s->raw, eigen[i], key_of(a, low + i), a->dim);
-    }
-    for (i = 0; i < count; i++)
-        add_scaled(x_grad + (low + i) * s->dim_stride,
-                   2 * grad / (float)count * (w->needs_eigen ? eigen[i] : 1),
-                   w->needs_eigen ? s->raw : key_of(a, low + i), a->dim);
-}
-
-/* The gradients of beta (per head), lambda and log_gate of a token, to those tensors that are
- * there. */
-static void store_gates(const unit_work *w, const fwa_tensor *const outs[3], int64_t token,
-                        const float *grads)
-{
-    for (int i = 0; i < 3; i++)
-        if (outs[i] && fwa_present(outs[i]))
-            fwa_store_f32(outs[i], fwa_at3(outs[i], w->s->row, w->s->first + token, w->u.head), 1,
-                          grads + i);
-}
-
-/* The gradients of the chunk's gates, and what the statistic passes on to x. */
-static void gate_gradients(const adjoint_work *a, const float *gamma_grad, const float *kappa_grad,
-                           float *x_grad)
-{
-    const unit_work *w = &a->w;
-    const fwa_backward_args *args = a->args;
-    const fwa_tensor *outs[3] = {w->per_channel ? NULL : &args->beta_grad, &args->lambda_grad,
-                                 &args->log_gate_grad};
-    const fwa_tensor *rows = w->per_channel ? &args->beta_grad : NULL;
-    const int64_t V = w->p->value_dim, at = w->start - a->segment;
-    int64_t t;
-    for (t = 0; t < w->tokens; t++) {
-        const int64_t count = pairs_at(w, w->start + t);
-        const gates g = gates_of(a, t);
-        float grads[3] = {0}, statistic = 0;
-        column_gradients of;
-        memset(of.beta, 0, w->per_channel ? sizeof of.beta : 0);
-        if (count && !w->per_channel) {
-            const fwa_decay_gradient_f32 grad = fwa_decay_step_backward_f32(
-                &w->knobs, &a->step[at + t], g.lambda, a->statistic[at + t],
-                kappa_grad[t] / (float)count, gamma_grad[t]);
-            grads[0] = grad.beta;
-            grads[1] = grad.lambda;
-            grads[2] = grad.log_gate;
-            statistic = grad.statistic;
-        } else if (count) {
-            load_beta_row(w, w->start + t, a->a->raw);
-            column_steps_back(&w->knobs, &g, a->statistic[at + t], 1, V, a->a->raw,
-                              a->a->gamma_grads + t * a->a->width_stride,
-                              a->a->kappa_grads + t * a->a->width_stride, &of);
-            grads[1] = sum_row(of.lambda, a->width);
-            grads[2] = sum_row(of.log_gate, a->width);
-            statistic = sum_row(of.statistic, a->width);
-        }
-        if (w->needs_statistic && count)
-            statistic_gradient(a, t, count, statistic, x_grad);
-        store_gates(w, outs, w->start + t, grads);
-        if (rows && fwa_present(rows))
-            fwa_store_f32(rows, fwa_at3(rows, w->s->row, w->s->first + w->start + t, w->u.head), V,
-                          of.beta);
-    }
-}
-
 /* ---- A chunk ---- */
 
 /* The gradient of a row of q or k from that of its features, and what else there is of it (`more`,
@@ -467,8 +360,8 @@ static void store_feature_grad(const adjoint_work *a, const fwa_tensor *t, int64
         fwa_store_f32(t, offset, dim, row);
 }
 
-/* dX and dQ of the chunk's heads that share none with others go back through the features. The
- * gradient of a key handed in with the carry is left for the finishing pass. */
+/* dX and dQ of a unit that shares none with others go back through the features. The gradient of a
+ * key handed in with the carry is left for the finishing pass. */
 static void store_feature_grads(const adjoint_work *a, const float *x_grad, const float *q_grad)
 {
     const unit_work *w = &a->w;
@@ -487,7 +380,7 @@ static void store_feature_grads(const adjoint_work *a, const float *x_grad, cons
             store_feature_grad(a, q, fwa_at3(q, w->s->row, at, w->u.query_head),
                                raw ? raw_query(a, token) : NULL, q_grad + t * stride, NULL, 0);
         if (w->plan->own_keys && token < late)
-            memcpy(fwa_cpu_key_grad(w->plan, a->parts, w->u.head, w->s, token), grad,
+            memcpy(fwa_cpu_key_grad(w->plan, a->parts, a->unit, w->s, token), grad,
                    sizeof(float) * (size_t)stride);
         else if (w->plan->own_keys && fwa_present(k))
             store_feature_grad(a, k, fwa_at3(k, w->s->row, at - late, w->u.key_head),
@@ -498,22 +391,22 @@ static void store_feature_grads(const adjoint_work *a, const float *x_grad, cons
         memcpy(a->late_keys, x_grad, sizeof(float) * (size_t)(tail * stride));
 }
 
-/* The adjoint of the chunk at hand. */
-static void adjoint_chunk(adjoint_work *a)
+/* The adjoint of the chunk at hand; `again`: its matrices are there. */
+static void adjoint_chunk(adjoint_work *a, bool again)
 {
     const unit_work *w = &a->w;
     const fwa_cpu_plan *plan = w->plan;
     float gamma_grad[ADJOINT_CHUNK], kappa_grad[ADJOINT_CHUNK], whole;
     float *x_grad = plan->own_keys ? a->a->x_grad
-                                   : fwa_cpu_key_grad(plan, a->parts, w->u.head, w->s,
+                                   : fwa_cpu_key_grad(plan, a->parts, a->unit, w->s,
                                                       w->start - (w->window - 1));
-    float *q_grad = plan->own_queries
-                        ? a->a->q_grad
-                        : fwa_cpu_query_grad(plan, a->parts, w->u.head, w->s, w->start);
+    float *q_grad = plan->own_queries ? a->a->q_grad
+                                      : fwa_cpu_query_grad(plan, a->parts, a->unit, w->s, w->start);
     if (plan->own_keys)
         memcpy(x_grad + w->tokens * a->a->dim_stride, a->late_keys,
                sizeof(float) * (size_t)((w->window - 1) * a->a->dim_stride));
-    key_matrices(a);
+    if (!again)
+        key_matrices(a);
     load_chunk_output_grads(a);
     products_along_keys(a);
     whole = state_product(a);
@@ -530,51 +423,63 @@ static void adjoint_chunk(adjoint_work *a)
 
 /* ---- Units ---- */
 
-/* Turns to a head of the unit. */
-static void set_adjoint_head(adjoint_work *a, int64_t head)
+/* Turns to one of the units. */
+static void set_adjoint_unit(adjoint_work *a, int64_t unit)
 {
-    const int64_t index = head - a->first_head;
-    a->w.u = fwa_cpu_head_unit(a->w.plan, head, 0, a->w.p->value_dim);
-    a->grad = a->a->grads + index * a->w.p->value_dim * a->a->state_stride;
+    const int64_t index = unit - a->first_unit;
+    a->unit = unit;
+    a->w.u = fwa_cpu_unit_get(a->w.plan, unit);
+    a->width = (a->w.u.columns + FWA_LANES - 1) / FWA_LANES * FWA_LANES;
+    a->grad = a->a->grads + index * a->w.plan->block * a->a->state_stride;
     a->late_values = a->a->late_values + index * (a->w.window - 1) * a->a->width_stride;
     a->late_keys = a->a->late_keys + index * (a->w.window - 1) * a->a->dim_stride;
 }
 
 /* What is wanted in the cache while this chunk is worked on: rows that the next chunk reads and
- * writes, whichever head's it is, and what the next head's segment reads. */
+ * writes, whichever unit's it is, and what the next unit's segment reads. */
 static void fetch_next(adjoint_work *a)
 {
     const unit_work *w = &a->w;
     const fwa_backward_args *args = a->args;
     const fwa_tensor *rows[] = {&args->o_grad, &args->v_grad, &args->q_grad, &args->k_grad};
     const bool wanted[] = {true, true, w->plan->own_queries, w->plan->own_keys};
-    const int64_t dim = w->p->key_dim, V = w->p->value_dim, n = w->tokens, at = w->s->first;
-    const bool last = w->u.head == a->first_head + a->heads - 1, begins = w->start == a->segment;
-    const int64_t other = last ? a->first_head : w->u.head + 1, head = begins ? other : w->u.head;
+    const int64_t dim = w->p->key_dim, n = w->tokens, at = w->s->first;
+    const bool last = a->unit == a->first_unit + a->units - 1, begins = w->start == a->segment;
+    const int64_t other = last ? a->first_unit : a->unit + 1, unit = begins ? other : a->unit;
+    const fwa_cpu_unit u = fwa_cpu_unit_get(w->plan, other), next = begins ? u : w->u;
+    const int64_t row = a->a->dim_stride * (int64_t)sizeof(float);
     const int64_t end = begins && !last ? a->to : w->start, begin = end > n ? end - n : 0;
     const int64_t keys = last ? w->start - SEGMENT : w->start;
-    const fwa_cpu_unit u = fwa_cpu_head_unit(w->plan, other, 0, (int32_t)V);
     fetcher *f = &a->ahead;
     size_t i;
     memset(f, 0, sizeof *f);
     for (i = 0; i < sizeof rows / sizeof rows[0] && end > 0; i++)
         if (wanted[i] && fwa_present(rows[i]))
-            fetch_more(f, rows[i], fwa_at3(rows[i], w->s->row, at + begin, head), i < 2 ? V : dim);
-    if (keys >= 0) {
+            fetch_more(f, rows[i],
+                       fwa_at3(rows[i], w->s->row, at + begin, next.head) +
+                           (i < 2 ? next.column * rows[i]->stride[3] : 0),
+                       i < 2 ? next.columns : dim);
+    if (!w->plan->own_keys && end > 0)
+        fetch_more_rows(f, fwa_cpu_key_grad(w->plan, a->parts, unit, w->s, begin), row, row);
+    if (!w->plan->own_queries && end > 0)
+        fetch_more_rows(f, fwa_cpu_query_grad(w->plan, a->parts, unit, w->s, begin), row, row);
+    if (keys >= 0 && (last || u.head != w->u.head)) {
         fetch_more(f, w->in.q, fwa_at3(w->in.q, w->s->row, at + keys, u.query_head), dim);
         fetch_more(f, w->in.k, fwa_at3(w->in.k, w->s->row, at + keys, u.key_head), dim);
-        if (needs_values(w))
-            fetch_more(f, w->in.v, fwa_at3(w->in.v, w->s->row, at + keys, other), V);
-        if (w->regression)
-            fetch_more_rows(f, fwa_cpu_kept_row(w->p, a->parts, other, w->s->before + keys),
-                            fwa_cpu_kept_stride(w->p) * (int64_t)sizeof(float),
-                            V * (int64_t)sizeof(float));
     }
+    if (keys >= 0 && needs_values(w))
+        fetch_more(f, w->in.v,
+                   fwa_at3(w->in.v, w->s->row, at + keys, u.head) + u.column * w->in.v->stride[3],
+                   u.columns);
+    if (keys >= 0 && w->regression)
+        fetch_more_rows(f, fwa_cpu_kept_row(w->p, a->parts, u.head, w->s->before + keys) + u.column,
+                        fwa_cpu_kept_stride(w->p) * (int64_t)sizeof(float),
+                        u.columns * (int64_t)sizeof(float));
     f->rows = f->limit = f->tensors * n;
 }
 
 /* A padded row: nothing was read, so all gradients of it are zeros. Those of queries and keys that
- * are a head's own are the finishing pass's business. */
+ * are a unit's own are the finishing pass's business. */
 static void clear_adjoint(const adjoint_work *a)
 {
     const unit_work *w = &a->w;
@@ -587,19 +492,21 @@ static void clear_adjoint(const adjoint_work *a)
     const size_t row = sizeof(float) * (size_t)a->a->dim_stride;
     int64_t t, i;
     if (!w->plan->own_keys)
-        memset(fwa_cpu_key_grad(w->plan, a->parts, w->u.head, w->s, -tail), 0,
+        memset(fwa_cpu_key_grad(w->plan, a->parts, a->unit, w->s, -tail), 0,
                (size_t)(w->s->length + tail) * row);
     if (!w->plan->own_queries)
-        memset(fwa_cpu_query_grad(w->plan, a->parts, w->u.head, w->s, 0), 0,
+        memset(fwa_cpu_query_grad(w->plan, a->parts, a->unit, w->s, 0), 0,
                (size_t)w->s->length * row);
     memset(a->late_values, 0, sizeof(float) * (size_t)(tail * a->a->width_stride));
     memset(a->late_keys, 0, sizeof(float) * (size_t)(tail * a->a->dim_stride));
     for (t = 0; t < w->s->length; t++) {
-        store_gates(w, outs, t, zero);
+        store_gates(a, outs, t, zero);
         for (i = 0; i < 2; i++)
             if (rows[i] && fwa_present(rows[i]))
-                fwa_store_f32(rows[i], fwa_at3(rows[i], w->s->row, w->s->first + t, w->u.head),
-                              w->p->value_dim, zero);
+                fwa_store_f32(rows[i],
+                              fwa_at3(rows[i], w->s->row, w->s->first + t, w->u.head) +
+                                  w->u.column * rows[i]->stride[3],
+                              w->u.columns, zero);
     }
     store_state_grad(a);
 }
@@ -611,63 +518,70 @@ static void begin_adjoint(const adjoint_work *a)
     const int64_t tail = w->window - 1;
     load_state_grad(a);
     if (tail > 0 && !w->plan->own_keys)
-        memset(fwa_cpu_key_grad(w->plan, a->parts, w->u.head, w->s, w->s->length - tail), 0,
+        memset(fwa_cpu_key_grad(w->plan, a->parts, a->unit, w->s, w->s->length - tail), 0,
                sizeof(float) * (size_t)(tail * a->a->dim_stride));
 }
 
-/* The segment at hand of the head at hand, the states at whose start are number `index`. */
-static void adjoint_segment(adjoint_work *a, int64_t index)
+/* The segment at hand of the unit at hand, the states at whose start are number `index`. `again`:
+ * the unit before had the same keys and gates. */
+static void adjoint_segment(adjoint_work *a, int64_t index, bool again)
 {
     const unit_work *w = &a->w;
     const fwa_problem *p = w->p;
     const fwa_cpu_adjoint *s = a->a;
-    const int64_t size = p->value_dim * s->state_stride, tail = (w->window - 1) * s->width_stride;
+    const int64_t size = w->u.columns * s->state_stride, tail = (w->window - 1) * s->width_stride;
     int64_t starts[SEGMENT / ADJOINT_CHUNK + 1], start, i;
-    load_rows(a);
-    load_steps_of_segment(a);
-    transpose(p->key_dim, p->value_dim, fwa_cpu_kept(p, a->parts, w->u.head, index),
+    if (!again) {
+        load_features(a);
+        load_steps_of_segment(a);
+    }
+    load_values(a);
+    transpose(p->key_dim, w->u.columns, fwa_cpu_kept(p, a->parts, w->u.head, index) + w->u.column,
               fwa_cpu_kept_stride(p), s->starts, s->state_stride);
     for (start = a->segment, i = 0; start < a->to; start += w->tokens, i++) {
         starts[i] = start;
         set_chunk(a, start);
+        set_matrices(a, i);
         a->tail = s->tails + i * tail;
         if (i == 0)
             products_of_tail(a, s->starts, s->tails);
         if (start + w->tokens >= a->to)
             continue;
-        if (w->regression && w->window > 1)
+        if (w->regression && w->window > 1 && !again)
             gram_matrix(a);
         next_state(a, s->starts + i * size, s->starts + (i + 1) * size, s->tails + (i + 1) * tail);
     }
     while (i-- > 0) {
         set_chunk(a, starts[i]);
+        set_matrices(a, i);
         a->state = s->starts + i * size;
         a->tail = s->tails + i * tail;
         fetch_next(a);
-        adjoint_chunk(a);
+        adjoint_chunk(a, again);
     }
 }
 
-/* Segment by segment, all of the unit's heads: their rows are neighbours in memory. */
+/* Segment by segment, all of the units: their rows are neighbours in memory. */
 static void FWA_KERNEL(adjoint)(const fwa_cpu_plan *plan, const fwa_call *call,
-                                const fwa_sequence *s, int64_t head, int64_t heads,
-                                fwa_cpu_adjoint *scratch, const fwa_cpu_partials *parts)
+                                const fwa_sequence *s, int64_t unit, int64_t units,
+                                const fwa_cpu_adjoint *scratch, const fwa_cpu_partials *parts)
 {
     const fwa_backward_args *args = call->backward;
     const fwa_cpu_unit none = {0};
+    fwa_cpu_adjoint now = *scratch;
     adjoint_work a = {.w = unit_begin(plan, call, &args->carry_in, s, none, NULL),
                       .args = args,
                       .parts = parts,
-                      .a = scratch,
-                      .first_head = head,
-                      .heads = heads};
+                      .a = &now,
+                      .first = scratch,
+                      .first_unit = unit,
+                      .units = units};
     int64_t segment = 0, first = fwa_cpu_first_segment(plan, s), i;
     a.dim = (a.w.p->key_dim + FWA_LANES - 1) / FWA_LANES * FWA_LANES;
-    a.width = (a.w.p->value_dim + FWA_LANES - 1) / FWA_LANES * FWA_LANES;
     for (i = 0; i < FWA_COLUMNS_LIMIT; i++)
         scratch->ones[i] = 1;
-    for (i = 0; i < heads; i++) {
-        set_adjoint_head(&a, head + i);
+    for (i = 0; i < units; i++) {
+        set_adjoint_unit(&a, unit + i);
         if (s->padded)
             clear_adjoint(&a);
         else
@@ -679,13 +593,14 @@ static void FWA_KERNEL(adjoint)(const fwa_cpu_plan *plan, const fwa_call *call,
         segment++;
     for (a.to = s->length; a.to > 0; a.to = a.segment, segment--) {
         a.segment = fwa_cpu_segment_start(plan, s, segment);
-        for (i = 0; i < heads; i++) {
-            set_adjoint_head(&a, head + i);
-            adjoint_segment(&a, first + segment);
+        for (i = 0; i < units; i++) {
+            const int64_t before = a.w.u.head;
+            set_adjoint_unit(&a, unit + i);
+            adjoint_segment(&a, first + segment, i > 0 && a.w.u.head == before);
         }
     }
-    for (i = 0; i < heads; i++) {
-        set_adjoint_head(&a, head + i);
+    for (i = 0; i < units; i++) {
+        set_adjoint_unit(&a, unit + i);
         store_state_grad(&a);
     }
 }

@@ -9,6 +9,10 @@
 
 /* Value columns of a unit in the masked form, whose backward keeps T^2 of each. */
 #define MASKED_BLOCK 16
+/* In the chunked form backward, where each unit works on the keys anew: at least so many, and no
+ * more units a sequence than these. */
+#define ADJOINT_BLOCK 32
+#define ADJOINT_UNITS 4
 
 static int32_t device_count(fwa_message *message)
 {
@@ -69,13 +73,24 @@ static int32_t score(void *device, const fwa_problem *problem, fwa_message *mess
     return 100;
 }
 
+/* The value columns of a unit of the adjoint: of few heads, so many as make ADJOINT_UNITS of them.
+ * Sums over value columns are taken unit by unit: it must not depend on the call or the threads. */
+static int32_t adjoint_block(const fwa_problem *p)
+{
+    const int32_t wanted = ADJOINT_UNITS / p->heads_value, most = p->value_dim / ADJOINT_BLOCK;
+    const int32_t blocks = wanted < most ? wanted : most;
+    const int32_t columns = blocks > 1 ? (p->value_dim + blocks - 1) / blocks : p->value_dim;
+    return blocks > 1 ? (columns + ADJOINT_BLOCK - 1) / ADJOINT_BLOCK * ADJOINT_BLOCK : columns;
+}
+
 static int32_t greatest_block(const fwa_cpu_plan *plan)
 {
     const fwa_problem *p = &plan->problem;
-    const int32_t block = plan->form == FWA_FORM_MASKED ? MASKED_BLOCK : plan->kernels->block;
-    /* The chunked form's backward works on keys once per head. The normaliser's z has one owner. */
-    return plan->form == FWA_FORM_CHUNKED || p->normalizer || p->value_dim < block ? p->value_dim
-                                                                                   : block;
+    const int32_t block = plan->adjoint                   ? adjoint_block(p)
+                          : plan->form == FWA_FORM_MASKED ? MASKED_BLOCK
+                                                          : plan->kernels->block;
+    /* The normaliser's z has one owner. */
+    return p->normalizer || p->value_dim < block ? p->value_dim : block;
 }
 
 /* Panels of the state that the first cache holds besides the rows that a pass multiplies: two,
@@ -144,11 +159,12 @@ static fwa_status make_plan(void *device, const fwa_problem *problem, int32_t la
     plan->fused = plan->form == FWA_FORM_CHUNKED;
     plan->bf16 = fits_bf16(plan);
     plan->adjoint = plan->fused && !problem->normalizer;
-    plan->own_keys = plan->adjoint && problem->heads_key == problem->heads_value;
-    plan->own_queries = plan->adjoint && problem->heads_query == problem->heads_value;
     plan->block = greatest_block(plan);
     plan->together = panels_together(plan);
     plan->blocks = (problem->value_dim + plan->block - 1) / plan->block;
+    plan->own_gates = plan->adjoint && plan->blocks == 1;
+    plan->own_keys = plan->own_gates && problem->heads_key == problem->heads_value;
+    plan->own_queries = plan->own_gates && problem->heads_query == problem->heads_value;
     name_pass(plan, FWA_PASS_FORWARD);
     name_pass(plan, FWA_PASS_BACKWARD);
     *result = plan;
@@ -226,7 +242,7 @@ static size_t place_partials(const fwa_cpu_plan *plan, const fwa_extent *extent,
     parts->segments = fwa_cpu_segments(plan, extent);
     sizes[0] = floats(units, parts->pairs, stride, 1);
     sizes[1] = plan->own_queries ? 0 : floats(units, parts->tokens, stride, 1);
-    sizes[2] = plan->adjoint ? 0 : floats(units, parts->tokens, 3, 1);
+    sizes[2] = plan->own_gates ? 0 : floats(units, parts->tokens, 3, 1);
     sizes[3] = plan->adjoint ? 0 : floats(units, parts->sequences, stride, 1);
     for (i = 0; i < 4; i++) {
         *places[i] = base ? (float *)(void *)(base + total) : NULL;
@@ -283,25 +299,26 @@ typedef struct {
     size_t lane_size;
     const fwa_cpu_partials *kept; /* where the forward keeps states; NULL: nowhere */
     fwa_cpu_partials parts;
-    int64_t units;         /* of a sequence */
+    int64_t units;         /* of a sequence; of the adjoint, its tasks */
     int64_t states;        /* units of a sequence in a pass that forms the states */
-    int64_t together;      /* heads of an adjoint's unit */
+    int64_t together;      /* units of the adjoint side by side, which are one task */
     int64_t heads, splits; /* of fused units: heads of each; units that share a head */
     int32_t columns;       /* value columns of each */
 } call_work;
 
-/* How many heads, `most` at most, a unit takes so that no lane is idle for long. */
-static int64_t heads_together(const fwa_cpu_plan *plan, int64_t sequences, int64_t most)
+/* How many of a sequence's `all` heads or units, `most` at most, one task takes so that no lane is
+ * idle for long. */
+static int64_t side_by_side(const fwa_cpu_plan *plan, int64_t sequences, int64_t all, int64_t most)
 {
-    const int64_t all = plan->problem.heads_value, lanes = plan->lanes;
-    int64_t heads = most;
-    for (; heads > 1; heads--) {
-        int64_t units = sequences * ((all + heads - 1) / heads);
-        int64_t turns = (units + lanes - 1) / lanes * heads; /* heads, one after the other */
+    const int64_t lanes = plan->lanes;
+    int64_t some = most;
+    for (; some > 1; some--) {
+        int64_t tasks = sequences * ((all + some - 1) / some);
+        int64_t turns = (tasks + lanes - 1) / lanes * some; /* one after the other */
         if (20 * turns <= 21 * ((sequences * all + lanes - 1) / lanes))
             break;
     }
-    return heads;
+    return some;
 }
 
 /* How a fused call is cut into units: several heads, where that leaves no lane idle; all of a
@@ -319,7 +336,7 @@ static void cut_fused(call_work *work, int64_t sequences)
         split++;
     work->columns = (int32_t)((panels + split - 1) / split) * panel;
     work->splits = (p->value_dim + work->columns - 1) / work->columns;
-    heads = heads_together(plan, sequences, work->splits > 1 ? 1 : heads);
+    heads = side_by_side(plan, sequences, p->heads_value, work->splits > 1 ? 1 : heads);
     work->heads = heads;
     work->states = (p->heads_value + heads - 1) / heads * work->splits;
 }
@@ -334,8 +351,10 @@ static call_work begin(const fwa_cpu_plan *plan, const fwa_call *call, bool back
     if (plan->fused)
         cut_fused(&work, call->extent.sequences);
     if (backward && plan->adjoint) {
-        work.together = heads_together(plan, call->extent.sequences, fwa_cpu_adjoint_heads(plan));
-        work.units = (p->heads_value + work.together - 1) / work.together;
+        const int64_t units = work.units;
+        work.together = side_by_side(plan, call->extent.sequences, units,
+                                     fwa_cpu_adjoint_units(plan));
+        work.units = (units + work.together - 1) / work.together;
     }
     return work;
 }
@@ -444,11 +463,11 @@ static void backward_unit(void *data, int64_t index, int64_t lane)
     fwa_sequence s = fwa_sequence_get(&work->in, index / work->units);
     const uint32_t environment = begin_flush();
     if (plan->adjoint) {
-        const int64_t head = index % work->units * work->together;
-        const int64_t left = plan->problem.heads_value - head;
+        const int64_t unit = index % work->units * work->together;
+        const int64_t left = (int64_t)plan->problem.heads_value * plan->blocks - unit;
         fwa_cpu_adjoint adjoint;
         fwa_cpu_adjoint_layout(plan, work->scratch + (size_t)lane * work->lane_size, &adjoint);
-        plan->kernels->adjoint(plan, work->call, &s, head,
+        plan->kernels->adjoint(plan, work->call, &s, unit,
                                left < work->together ? left : work->together, &adjoint,
                                &work->parts);
     } else {

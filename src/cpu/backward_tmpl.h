@@ -385,7 +385,7 @@ static void backward_chunk(unit_work *w, int64_t start, const fwa_backward_args 
                            const fwa_cpu_partials *parts, int64_t unit)
 {
     fwa_cpu_chunk *c = w->c;
-    float *gate_grads = parts->gates + (unit * parts->tokens + w->s->before + start) * 3;
+    float *gate_grads = fwa_cpu_gate_grads(parts, unit, w->s, start);
     int64_t t;
     w->reads = true;
     load_chunk(w, start, chunk_tokens(w, start));

@@ -443,10 +443,10 @@ static void FWA_KERNEL(other_fused)(const fwa_cpu_plan *plan, const fwa_call *ca
 }
 
 static void FWA_KERNEL(other_adjoint)(const fwa_cpu_plan *plan, const fwa_call *call,
-                                      const fwa_sequence *s, int64_t head, int64_t heads,
-                                      fwa_cpu_adjoint *scratch, const fwa_cpu_partials *parts)
+                                      const fwa_sequence *s, int64_t unit, int64_t units,
+                                      const fwa_cpu_adjoint *scratch, const fwa_cpu_partials *parts)
 {
-    fwa_cpu_kernels_avx512.adjoint(plan, call, s, head, heads, scratch, parts);
+    fwa_cpu_kernels_avx512.adjoint(plan, call, s, unit, units, scratch, parts);
 }
 
 static void FWA_KERNEL(other_backward)(const fwa_cpu_plan *plan, const fwa_call *call,

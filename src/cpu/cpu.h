@@ -45,13 +45,14 @@ typedef struct fwa_cpu_plan {
     int32_t form;     /* resolved: never AUTO */
     int64_t chunk;    /* tokens per chunk; 0: the whole sequence */
     int64_t segment;  /* tokens between two states that the backward keeps; 0: the whole sequence */
-    int32_t block;    /* value columns per unit */
-    int32_t blocks;   /* units per value head */
+    int32_t block;    /* value columns per unit, in the chunked form per unit backward */
+    int32_t blocks;   /* such units per value head */
     int32_t together; /* panels that take turns in a pass: what the first cache holds */
     bool fused;       /* the forward is fused_tmpl.h's */
     bool bf16;        /* but of sequences that are long enough bf16_tmpl.h's */
     bool adjoint;     /* the backward is adjoint_tmpl.h's */
-    bool own_keys, own_queries; /* and writes these gradients itself: no two heads share them */
+    bool own_keys, own_queries; /* and writes these gradients itself: no two units share them */
+    bool own_gates;
     char name[2][96];
 } fwa_cpu_plan;
 
@@ -61,7 +62,7 @@ typedef struct fwa_cpu_plan {
 typedef struct fwa_cpu_partials {
     float *x;      /* [units, pairs, dim_stride] */
     float *q;      /* [units, tokens, dim_stride]; none with own_queries */
-    float *gates;  /* [units, tokens, 3]: beta (per head), lambda, log_gate; the adjoint has none */
+    float *gates;  /* [units, tokens, 3]: beta (per head), lambda, log_gate; none with own_gates */
     float *norm;   /* [units, sequences, dim_stride] */
     float *states; /* [Hv, segments, D, kept stride]: the caller's saved buffer, or the workspace */
     float *rows;   /* [Hv, tokens, kept stride], behind `states`: see fwa_cpu_keeps_y; NULL: none */
@@ -144,23 +145,23 @@ typedef struct fwa_cpu_fused {
 #define FWA_CPU_ADJOINT_LAG_ROW (FWA_CPU_SEGMENT_TOKENS + 48)
 
 /* One lane's scratch for the adjoint (adjoint_tmpl.h). C is its chunk, J = C + B - 1 are a chunk's
- * pairs. Rows of states and features are further apart than they are long: columns of them would
- * share lines of a cache. */
+ * pairs, V a unit's value columns, and `units` are those side by side. Rows of states and features
+ * are further apart than they are long: columns of them would share lines of a cache. */
 typedef struct fwa_cpu_adjoint {
     int64_t dim_stride, width_stride;     /* floats between rows of D and V */
     int64_t state_stride, feature_stride; /* and between those of states and features */
     int64_t pair_stride;                  /* floats, or vectors, in a row of numbers of pairs */
+    int64_t chunks;     /* chunks whose Gram matrices and scores are kept: several units' */
     float *starts;      /* [chunks of a segment, V, state_stride]: states, transposed */
-    float *grads;       /* [heads of a unit, V, state_stride]: the states' gradients, transposed */
-    float *late_values; /* [heads of a unit, B - 1, width_stride]: gradients of the tail's values */
-    float
-        *late_keys;  /* [heads of a unit, B - 1, dim_stride]: and, with own_keys, of its features */
-    float *features; /* [B - 1 + segment, key and query, feature_stride] */
-    float *values;   /* [B - 1 + segment, width_stride] */
-    float *lags;     /* [B, B - 1 + segment, and a vector]: x_r . x_{r-i}, by its diagonals */
-    double *matrices; /* two times [B (B + 1) / 2, lanes], and [B, lanes]: see top_eigenvectors */
-    float *eigen;     /* [segment, B]: the windows' top eigenvectors */
-    float *tails;     /* [chunks of a segment, B - 1, width_stride]: S^T x of a chunk's tail */
+    float *grads;       /* [units, V, state_stride]: the states' gradients, transposed */
+    float *late_values; /* [units, B - 1, width_stride]: gradients of the tail's values */
+    float *late_keys;   /* [units, B - 1, dim_stride]: and, with own_keys, of its features */
+    float *features;    /* [B - 1 + segment, key and query, feature_stride] */
+    float *values;      /* [B - 1 + segment, width_stride] */
+    float *lags;        /* [B, B - 1 + segment, and a vector]: x_r . x_{r-i}, by its diagonals */
+    double *matrices;   /* two times [B (B + 1) / 2, lanes], and [B, lanes]: see top_eigenvectors */
+    float *eigen;       /* [segment, B]: the windows' top eigenvectors */
+    float *tails;       /* [chunks of a segment, B - 1, width_stride]: S^T x of a chunk's tail */
     /* Of the chunk at hand. */
     float *gram, *scores;           /* [J, pair_stride], [C, pair_stride] */
     float *gram_grad, *scores_grad; /* likewise */
@@ -279,9 +280,9 @@ typedef struct fwa_cpu_kernels {
     void (*bf16)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_carry *in,
                  const fwa_sequence *sequence, const fwa_cpu_fused_unit *unit,
                  const fwa_cpu_bf16 *scratch, const fwa_cpu_partials *kept);
-    /* The chunked form backward, heads [head, head + heads). */
+    /* The chunked form backward, units [unit, unit + units) side by side. */
     void (*adjoint)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_sequence *sequence,
-                    int64_t head, int64_t heads, fwa_cpu_adjoint *scratch,
+                    int64_t unit, int64_t units, const fwa_cpu_adjoint *scratch,
                     const fwa_cpu_partials *partials);
     /* One unit backward, into the partials and the outputs that it owns. */
     void (*backward)(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_sequence *sequence,
@@ -317,9 +318,10 @@ size_t fwa_cpu_chunk_layout(const fwa_cpu_plan *plan, int64_t tokens, bool backw
 size_t fwa_cpu_fused_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_fused *fused);
 size_t fwa_cpu_bf16_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_bf16 *bf16);
 size_t fwa_cpu_adjoint_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_adjoint *adjoint);
-/* Most heads of a unit: forward, as many as have their states in a second-level cache. */
+/* Most heads of a unit forward: as many as have their states in a second-level cache; and most
+ * units side by side backward. */
 int32_t fwa_cpu_fused_heads(const fwa_cpu_plan *plan);
-int32_t fwa_cpu_adjoint_heads(const fwa_cpu_plan *plan);
+int32_t fwa_cpu_adjoint_units(const fwa_cpu_plan *plan);
 
 /* Where the kept states of sequence n begin on the segment axis, and how many segments a call has
  * at most. */
@@ -356,7 +358,8 @@ static inline float *fwa_cpu_kept_row(const fwa_problem *p, const fwa_cpu_partia
     return parts->rows + (head * parts->tokens + token) * fwa_cpu_kept_stride(p);
 }
 
-/* Where a unit leaves the gradient of the features of a pair and of a token's query. */
+/* Where a unit leaves the gradient of the features of a pair and of a token's query, and those of
+ * its gates. */
 static inline float *fwa_cpu_key_grad(const fwa_cpu_plan *plan, const fwa_cpu_partials *parts,
                                       int64_t unit, const fwa_sequence *s, int64_t pair)
 {
@@ -370,6 +373,12 @@ static inline float *fwa_cpu_query_grad(const fwa_cpu_plan *plan, const fwa_cpu_
 {
     const int64_t stride = (plan->problem.key_dim + 15) / 16 * 16;
     return parts->q + (unit * parts->tokens + s->before + token) * stride;
+}
+
+static inline float *fwa_cpu_gate_grads(const fwa_cpu_partials *parts, int64_t unit,
+                                        const fwa_sequence *s, int64_t token)
+{
+    return parts->gates + (unit * parts->tokens + s->before + token) * 3;
 }
 
 /* Segments of a sequence begin at its first token and where the tokens seen are a multiple. */

@@ -12,6 +12,7 @@ typedef struct {
     const fwa_cpu_partials *parts;
     fwa_inputs in;
     int64_t dim_stride, tasks;
+    bool needs_raw; /* features are not the rows of keys and queries themselves */
 } finish_work;
 
 /* Units [first, last) write partials of one head. */
@@ -72,12 +73,13 @@ static void finish_keys(const finish_work *w, const fwa_sequence *s, int64_t hea
     const fwa_tensor *k = w->in.k, *out = &w->args->k_grad;
     const fwa_tensor *last = &w->args->carry_out_grad.prev_key;
     const int64_t late = p->alignment == FWA_ALIGNMENT_NEXT_LATENT;
-    float raw[256], grad[256];
+    float raw[256] = {0}, grad[256];
     int64_t t = w->plan->own_keys && !s->padded ? s->length - late : 0; /* others are written */
     for (t = t > 0 ? t : 0; fwa_present(out) && t < s->length; t++) {
         memset(grad, 0, sizeof grad);
         if (!s->padded && t + late < s->length) { /* the last key of all writes nothing yet */
-            fwa_load_f32(k, fwa_at3(k, s->row, s->first + t, head), p->key_dim, raw);
+            if (w->needs_raw)
+                fwa_load_f32(k, fwa_at3(k, s->row, s->first + t, head), p->key_dim, raw);
             key_gradient(w, s, head, t + late, raw, grad);
         }
         if (!s->padded && late && t == s->length - 1)
@@ -118,7 +120,7 @@ static void finish_queries(const finish_work *w, const fwa_sequence *s, int64_t 
     const fwa_problem *p = w->p;
     const fwa_tensor *q = w->in.q, *out = &w->args->q_grad;
     const unit_range units = key_units(w, head, p->heads_query);
-    float raw[256], grad[256] = {0};
+    float raw[256] = {0}, grad[256] = {0};
     int64_t t;
     if (w->plan->own_queries && !s->padded)
         return;
@@ -127,7 +129,8 @@ static void finish_queries(const finish_work *w, const fwa_sequence *s, int64_t 
             sum_partials(fwa_cpu_query_grad(w->plan, w->parts, units.first, s, t),
                          w->parts->tokens * w->dim_stride, p->key_dim, units, grad);
         if (!s->padded) {
-            fwa_load_f32(q, fwa_at3(q, s->row, s->first + t, head), p->key_dim, raw);
+            if (w->needs_raw)
+                fwa_load_f32(q, fwa_at3(q, s->row, s->first + t, head), p->key_dim, raw);
             fwa_feature_backward_f32(p, raw, grad, grad);
         }
         fwa_store_f32(out, fwa_at3(out, s->row, s->first + t, head), p->key_dim, grad);
@@ -145,8 +148,8 @@ static void finish_gates(const finish_work *w, const fwa_sequence *s, int64_t he
     float sums[256];
     int64_t t, i;
     for (t = 0; t < s->length; t++) {
-        sum_partials(w->parts->gates + (units.first * w->parts->tokens + s->before + t) * 3,
-                     w->parts->tokens * 3, 3, units, sums);
+        sum_partials(fwa_cpu_gate_grads(w->parts, units.first, s, t), w->parts->tokens * 3, 3,
+                     units, sums);
         for (i = 0; i < 3; i++)
             if (outs[i] && fwa_present(outs[i]))
                 fwa_store_f32(outs[i], fwa_at3(outs[i], s->row, s->first + t, head), 1, sums + i);
@@ -185,7 +188,7 @@ static void finish(void *data, int64_t index, int64_t lane)
         finish_carry_keys(w, &s, task);
     } else if (task < p->heads_key + p->heads_query) {
         finish_queries(w, &s, task - p->heads_key);
-    } else if (!w->plan->adjoint) {
+    } else if (!w->plan->own_gates) {
         finish_gates(w, &s, task - p->heads_key - p->heads_query);
     }
 }
@@ -205,6 +208,7 @@ void fwa_cpu_finish(const fwa_cpu_plan *plan, const fwa_call *call, const fwa_cp
     finish_work w = {.plan = plan, .p = p, .call = call, .args = call->backward, .parts = parts};
     w.in = fwa_call_inputs(call);
     w.dim_stride = (p->key_dim + 15) / 16 * 16;
+    w.needs_raw = p->qk_norm != FWA_NORM_NONE || p->phi != FWA_FEATURE_MAP_IDENTITY;
     w.tasks = p->heads_key + p->heads_query + p->heads_value;
     fwa_host_tasks(call->executor, call->extent.sequences * w.tasks, finish, &w);
     fwa_host_tasks(call->executor, call->extent.sequences, finish_empty, &w);

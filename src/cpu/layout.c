@@ -174,8 +174,9 @@ size_t fwa_cpu_adjoint_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_adjo
 {
     const fwa_problem *p = &plan->problem;
     const int64_t chunk = FWA_CPU_ADJOINT_CHUNK, segment = FWA_CPU_SEGMENT_TOKENS;
-    const int64_t dim = padded(p->key_dim), width = padded(p->value_dim), rows = p->value_dim;
+    const int64_t dim = padded(p->key_dim), width = padded(plan->block), rows = plan->block;
     const int64_t window = p->window, tail = window - 1, pairs = chunk + tail;
+    const int64_t units = fwa_cpu_adjoint_units(plan);
     const int64_t lanes = plan->kernels->lanes, strip = 2 * lanes;
     const bool channel = p->dynamics == FWA_DYNAMICS_PER_CHANNEL;
     const bool eigen = p->objective == FWA_OBJECTIVE_REGRESSION && window > 1;
@@ -187,22 +188,23 @@ size_t fwa_cpu_adjoint_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_adjo
     f->width_stride = width;
     f->state_stride = f->feature_stride = dim + 16;
     stride = f->pair_stride = padded((int32_t)pairs);
+    f->chunks = plan->blocks > 1 ? segment / chunk : 1;
     f->starts = take(&a, segment / chunk, rows, f->state_stride);
-    f->grads = take(&a, fwa_cpu_adjoint_heads(plan), rows, f->state_stride);
-    f->late_values = take(&a, fwa_cpu_adjoint_heads(plan), tail, width);
-    f->late_keys = take(&a, fwa_cpu_adjoint_heads(plan), tail, dim);
+    f->grads = take(&a, units, rows, f->state_stride);
+    f->late_values = take(&a, units, tail, width);
+    f->late_keys = take(&a, units, tail, dim);
     f->features = take(&a, tail + segment, f->feature_stride, 2);
     f->values = take(&a, values ? tail + segment : 0, width, 1);
     f->lags = take(&a, window, FWA_CPU_ADJOINT_LAG_ROW, 1);
     f->matrices = (double *)(void *)take(&a, eigen ? window * (window + 2) : 0, lanes, 2);
     f->eigen = take(&a, segment, window, 1);
     f->tails = take(&a, segment / chunk, tail, width);
-    f->gram = take(&a, pairs, stride, 1);
-    f->scores = take(&a, chunk, stride, 1);
+    f->gram = take(&a, pairs, stride, f->chunks);
+    f->scores = take(&a, chunk, stride, f->chunks);
+    f->entries = take(&a, pairs, stride, f->chunks);
+    f->entry_factor = take(&a, chunk, 1, f->chunks);
     f->gram_grad = take(&a, pairs, stride, 1);
     f->scores_grad = take(&a, chunk, stride, 1);
-    f->entries = take(&a, pairs, stride, 1);
-    f->entry_factor = take(&a, chunk, 1, 1);
     f->rows = take(&a, 2 * chunk, width, 1);
     f->scaled = take(&a, 2 * chunk, width, 1);
     f->tail_rows = take(&a, tail, width, 1);
@@ -238,10 +240,10 @@ size_t fwa_cpu_adjoint_layout(const fwa_cpu_plan *plan, char *base, fwa_cpu_adjo
     return a.size;
 }
 
-int32_t fwa_cpu_adjoint_heads(const fwa_cpu_plan *plan)
+int32_t fwa_cpu_adjoint_units(const fwa_cpu_plan *plan)
 {
-    const int32_t heads = plan->problem.heads_value;
-    return heads < FWA_CPU_FUSED_HEADS ? heads : FWA_CPU_FUSED_HEADS;
+    const int64_t units = (int64_t)plan->problem.heads_value * plan->blocks;
+    return units < FWA_CPU_FUSED_HEADS ? (int32_t)units : FWA_CPU_FUSED_HEADS;
 }
 
 int32_t fwa_cpu_fused_heads(const fwa_cpu_plan *plan)
