@@ -230,7 +230,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
 #pragma unroll
                 for (int e = 0; e < 4; e++)
                     state[j].at[tile_index(h, e)] *= w.retained[h];
-            tile_multiply_turned<WRITTEN, PARTS>(state[j], left, keys + j * TILE, stride, plane);
+            tile_multiply<WRITTEN, PARTS, true>(state[j], left, keys + j * TILE, stride, plane);
         }
     }
 

@@ -77,6 +77,17 @@ FWA_DEVICE void tile_load_left(Operand &to, const uint16_t *from, int stride)
         }
 }
 
+/* The same from memory whose rows are k and go along m. */
+FWA_DEVICE void tile_load_left_turned(Operand &to, const uint16_t *from, int stride)
+{
+    const int lane = thread() % wave;
+    for (int h = 0; h < tile_rows; h++)
+        for (int e = 0; e < 4; e += 2) {
+            const uint16_t *at = from + tile_column(lane, e) * stride + tile_row(lane, h);
+            to.at[tile_index(h, e) / 2] = tile_pair(at[0], at[stride]);
+        }
+}
+
 /* A right operand from memory whose rows are n and go along k. */
 FWA_DEVICE void tile_load_right(Operand &to, const uint16_t *from, int stride)
 {

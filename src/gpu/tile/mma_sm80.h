@@ -37,6 +37,15 @@ FWA_DEVICE void tile_load_left(Operand &to, const uint16_t *from, int stride)
                  : "memory");
 }
 
+FWA_DEVICE void tile_load_left_turned(Operand &to, const uint16_t *from, int stride)
+{
+    const int i = thread() % wave;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to.at[0]), "=r"(to.at[1]), "=r"(to.at[2]), "=r"(to.at[3])
+                 : "r"(tile_shared_address(from + (i % 8 + i / 16 * 8) * stride + i / 8 % 2 * 8))
+                 : "memory");
+}
+
 FWA_DEVICE void tile_load_right(Operand &to, const uint16_t *from, int stride)
 {
     const int i = thread() % wave;

@@ -48,17 +48,22 @@ template <int PARTS> FWA_DEVICE void tile_left(Parts<PARTS> &to, const Sum &from
     }
 }
 
-/* The parts of a matrix in shared memory lie `plane` numbers apart. */
-template <int PARTS>
+/* The parts of a matrix in shared memory lie `plane` numbers apart. Rows of a left operand are m and go
+ * along k, turned ones the other way round; likewise n and k of a right operand. */
+template <int PARTS, bool TURNED = false>
 FWA_DEVICE void tile_load_left(Parts<PARTS> &to, const uint16_t *from, int stride, int plane)
 {
 #pragma unroll
-    for (int part = 0; part < PARTS; part++)
-        tile_load_left(to.part[part], from + part * plane, stride);
+    for (int part = 0; part < PARTS; part++) {
+        if (TURNED)
+            tile_load_left_turned(to.part[part], from + part * plane, stride);
+        else
+            tile_load_left(to.part[part], from + part * plane, stride);
+    }
 }
 
-/* sum += left right^T; rows of the matrix in shared memory go along k. */
-template <int LEFT, int RIGHT>
+/* sum += left right^T */
+template <int LEFT, int RIGHT, bool TURNED = false>
 FWA_DEVICE void tile_multiply(Sum &sum, const Parts<LEFT> &left, const uint16_t *right, int stride,
                               int plane)
 {
@@ -66,27 +71,81 @@ FWA_DEVICE void tile_multiply(Sum &sum, const Parts<LEFT> &left, const uint16_t 
 #pragma unroll
     for (int j = 0; j < RIGHT; j++) {
         Operand operand;
-        tile_load_right(operand, right + j * plane, stride);
+        if (TURNED)
+            tile_load_right_turned(operand, right + j * plane, stride);
+        else
+            tile_load_right(operand, right + j * plane, stride);
 #pragma unroll
         for (int i = 0; i < LEFT && i + j < places; i++)
             tile_product(sum, left.part[i], operand);
     }
 }
 
-/* The same; rows go along n. */
-template <int LEFT, int RIGHT>
-FWA_DEVICE void tile_multiply_turned(Sum &sum, const Parts<LEFT> &left, const uint16_t *right,
-                                     int stride, int plane)
+FWA_DEVICE bool tile_finite(float value)
 {
-    constexpr int places = LEFT > RIGHT ? LEFT : RIGHT;
+    return (fwa_float_bits(value) & 0x7f800000u) != 0x7f800000u;
+}
+
+/* The sum of an element's parts. */
+template <int PARTS> FWA_DEVICE float tile_element(const uint16_t *from, int plane)
+{
+    float value = 0;
 #pragma unroll
-    for (int j = 0; j < RIGHT; j++) {
-        Operand operand;
-        tile_load_right_turned(operand, right + j * plane, stride);
+    for (int part = 0; part < PARTS; part++)
+        value += fwa_bf16_to_float(from[part * plane]);
+    return value;
+}
+
+/* What NaN and infinity in `left` add to the product with a triangle, see below. Seldom run, so short. */
+template <int RIGHT, bool TURNED>
+FWA_DEVICE void tile_spread(Sum &sum, const Sum &left, const uint16_t *right, bool own)
+{
+    const int on = thread() % wave;
+#pragma unroll 1
+    for (int k = 0; k < TILE; k++) {
+        const int element = tile_element_of(k);
 #pragma unroll
-        for (int i = 0; i < LEFT && i + j < places; i++)
-            tile_product(sum, left.part[i], operand);
+        for (int h = 0; h < tile_rows; h++) {
+            float mine = left.at[tile_index(h, 0)];
+#pragma unroll
+            for (int e = 1; e < 4; e++)
+                if (e == element)
+                    mine = left.at[tile_index(h, e)];
+            const float share = shuffle(mine, tile_owner(on, k));
+            if (tile_finite(share))
+                continue;
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int n = tile_column(on, e);
+                const int at = TURNED ? k * TILE + n : n * TILE + k;
+                if ((TURNED ? n < k : n > k) || (own && n == k))
+                    sum.at[tile_index(h, e)] += share *
+                                                tile_element<RIGHT>(right + at, TILE * TILE);
+            }
+        }
     }
+}
+
+/* sum += left right^T for a right side of TILE numbers a row that is zero where column k is behind row n
+ * (TURNED: before it; `own` is false where it is zero at k = n too): what stands there of left is
+ * none of a row's business, NaN included. */
+template <int LEFT, int RIGHT, bool TURNED = false>
+FWA_DEVICE void tile_multiply_triangle(Sum &sum, const Sum &left, const uint16_t *right, bool own)
+{
+    constexpr int plane = TILE * TILE;
+    Sum clean = left;
+    Parts<LEFT> parts;
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < tile_elements; i++)
+        if (!tile_finite(left.at[i])) {
+            all = false;
+            clean.at[i] = 0;
+        }
+    tile_left<LEFT>(parts, clean);
+    tile_multiply<LEFT, RIGHT, TURNED>(sum, parts, right, TILE, plane);
+    if (wave_any(!all))
+        tile_spread<RIGHT, TURNED>(sum, left, right, own);
 }
 
 } // namespace fwa

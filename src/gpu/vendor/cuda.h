@@ -67,6 +67,11 @@ template <typename T> FWA_DEVICE T shuffle(T value, int lane)
     return __shfl_sync(0xffffffffu, value, lane);
 }
 
+FWA_DEVICE bool wave_any(bool value)
+{
+    return __any_sync(0xffffffffu, value);
+}
+
 template <int FROM, int TO, int N> FWA_DEVICE void sum_lanes(float (&values)[N])
 {
 #pragma unroll

@@ -182,6 +182,13 @@ template <int FROM, int TO, int N> FWA_DEVICE void sum_lanes(float (&values)[N])
         emulation::wait(emulation::sum_point<FROM, TO, N>, values);
 }
 
+FWA_DEVICE bool wave_any(bool value)
+{
+    float count[1] = {value ? 1.0F : 0.0F};
+    sum_lanes<1, wave>(count);
+    return count[0] > 0;
+}
+
 } // namespace fwa
 
 #endif

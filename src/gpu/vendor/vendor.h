@@ -24,6 +24,7 @@
  *                                   behind the next barrier
  *     shuffle(value, lane)          the float, int or uint32_t of another lane of the wave; all
  *                                   lanes must call it
+ *     wave_any(value)               bool: whether it is true in any lane; all lanes must call it
  *     sum_lanes<FROM, TO>(values)   float (&values)[N]: each becomes the sum over the lanes whose
  *                                   indices differ in the bits FROM, 2 FROM, .. below TO (powers of
  *                                   two) alone; the same bits in each of these lanes. All lanes of
