@@ -29,6 +29,7 @@ typedef struct fwa_gpu_args {
     int64_t batch, tokens, sequences, pool_in, pool_out;
     int32_t columns, blocks;
     int32_t chunk_columns, chunk_blocks; /* the same of the chunked kernels */
+    int64_t chunk_slots;                 /* of the call's chunks with records */
     int64_t short_tokens; /* sequences of up to so many are run by the recurrent kernels */
     fwa_gpu_view q, k, v, o, beta, lambda, log_gate, cu_seqlens, slot_in, slot_out, commit;
     fwa_gpu_carry carry_in, carry_out;
@@ -38,7 +39,9 @@ typedef struct fwa_gpu_args {
     /* Parts of the workspace, whose contents stand in op/workspace.h. */
     float *statistic, *top, *norms, *carries, *kept;
     int32_t *order;
-    float *states, *segment, *key_partial, *query_partial, *gate_partial;
+    float *states, *segment, *key_partial, *query_partial, *gate_partial, *energy_grad;
+    unsigned char *records;
+    uint16_t *key_rows, *query_rows, *chunk_states, *chunk_state_grads, *residuals, *residual_grads;
     int32_t crossing; /* slots may cross: rows of `order` are run after the others */
     int32_t segments; /* blocks that have a segment of their own */
 } fwa_gpu_args;

@@ -22,6 +22,10 @@ typedef enum fwa_gpu_kernel_id {
     FWA_GPU_ORDER_SUCCESSORS,
     FWA_GPU_ORDER_LIST,
     FWA_GPU_CHUNK_FORWARD,
+    FWA_GPU_CHUNK_PREPARE,
+    FWA_GPU_CHUNK_FORWARD_PASS,
+    FWA_GPU_CHUNK_BACKWARD_PASS,
+    FWA_GPU_CHUNK_GRADIENTS,
     FWA_GPU_RECURRENT_FORWARD,
     FWA_GPU_RECURRENT_ORDERED,
     FWA_GPU_RECURRENT_BACKWARD,
@@ -40,8 +44,10 @@ typedef struct fwa_gpu_kernel {
 typedef struct fwa_gpu_plan {
     const fwa_gpu_device *device;
     fwa_problem problem;
-    bool chunked;
-    int32_t padded; /* key_dim, rounded up to what kernels are compiled for */
+    bool chunked;         /* the automatic choice is chunks, forward, */
+    bool framed;          /* those with records, and backward too (loop/chunk_frame.h) */
+    int32_t parts, tiles; /* bf16 parts of a number; the length of such chunks, in tiles */
+    int32_t padded;       /* key_dim, rounded up to what kernels are compiled for */
     fwa_gpu_kernel kernels[FWA_GPU_KERNELS];
     char name[2][128];
 } fwa_gpu_plan;

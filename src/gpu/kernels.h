@@ -3,6 +3,9 @@
 
 #include "op/carry.h"
 #include "op/chunk_forward.h"
+#include "op/chunk_gradients.h"
+#include "op/chunk_passes.h"
+#include "op/chunk_prepare.h"
 #include "op/gradients.h"
 #include "op/order.h"
 #include "op/recurrent.h"

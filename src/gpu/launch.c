@@ -117,6 +117,10 @@ static fwa_gpu_args backward_args(const fwa_gpu_plan *plan, const fwa_call *call
     args.lambda_grad = view_of(&a->lambda_grad), args.log_gate_grad = view_of(&a->log_gate_grad);
     args.carry_in_grad = carry_of(&a->carry_in_grad);
     fwa_gpu_place(plan, FWA_PASS_BACKWARD, &call->extent, call->workspace, &args);
+    if (plan->framed) { /* a head's gradients are whole, and chunks are for all sequences */
+        args.blocks = 1;
+        args.short_tokens = 0;
+    }
     return args;
 }
 
@@ -156,6 +160,26 @@ static bool writes_parts(const fwa_gpu_carry *out)
            out->norm.rank;
 }
 
+static void launch_chunks(launcher *to)
+{
+    const fwa_gpu_args *a = to->args;
+    const int64_t units = a->sequences * a->heads_value * a->chunk_blocks;
+    if (!to->plan->framed) {
+        launch(to, FWA_GPU_CHUNK_FORWARD, units);
+        return;
+    }
+    launch(to, FWA_GPU_CHUNK_PREPARE, a->chunk_slots * a->heads_value);
+    launch(to, FWA_GPU_CHUNK_FORWARD_PASS, units);
+}
+
+static void launch_chunks_back(launcher *to)
+{
+    const fwa_gpu_args *a = to->args;
+    launch_chunks(to);
+    launch(to, FWA_GPU_CHUNK_BACKWARD_PASS, a->sequences * a->heads_value * a->chunk_blocks);
+    launch(to, FWA_GPU_CHUNK_GRADIENTS, a->chunk_slots * a->heads_value);
+}
+
 fwa_status fwa_gpu_forward(const void *plan, const fwa_call *call, fwa_message *message)
 {
     const fwa_gpu_args args = forward_args(plan, call);
@@ -167,7 +191,7 @@ fwa_status fwa_gpu_forward(const void *plan, const fwa_call *call, fwa_message *
         launch(&to, FWA_GPU_ORDER_LIST, args.sequences > 0);
     }
     if (args.tokens > args.short_tokens)
-        launch(&to, FWA_GPU_CHUNK_FORWARD, args.sequences * args.heads_value * args.chunk_blocks);
+        launch_chunks(&to);
     if (args.tokens <= args.short_tokens || args.cu_seqlens.rank || args.slot_in.rank ||
         args.slot_out.rank)
         launch(&to, FWA_GPU_RECURRENT_FORWARD, args.sequences * units);
@@ -182,18 +206,22 @@ fwa_status fwa_gpu_forward(const void *plan, const fwa_call *call, fwa_message *
 
 fwa_status fwa_gpu_backward(const void *plan, const fwa_call *call, fwa_message *message)
 {
+    const fwa_gpu_plan *self = plan;
     const fwa_gpu_args args = backward_args(plan, call);
     const int64_t tokens = args.batch * args.tokens;
-    const int64_t waves = FWA_GPU_THREADS / ((const fwa_gpu_plan *)plan)->device->properties.wave;
+    const int64_t waves = FWA_GPU_THREADS / self->device->properties.wave;
     launcher to = {plan, &args, call->backward->stream, message, FWA_OK};
     launch_statistic(&to);
-    launch(&to, FWA_GPU_RECURRENT_BACKWARD, args.segments);
+    if (self->framed)
+        launch_chunks_back(&to);
+    else
+        launch(&to, FWA_GPU_RECURRENT_BACKWARD, args.segments);
     if (args.k_grad.rank || args.carry_in_grad.tail_key.rank || args.carry_in_grad.prev_key.rank)
         launch(&to, FWA_GPU_KEY_GRADIENTS,
                divide_up((tokens + args.sequences * args.window) * args.heads_key, waves));
     if (args.q_grad.rank)
         launch(&to, FWA_GPU_QUERY_GRADIENTS, divide_up(tokens * args.heads_query, waves));
-    if (args.beta_grad.rank || args.lambda_grad.rank || args.log_gate_grad.rank)
+    if (!self->framed && (args.beta_grad.rank || args.lambda_grad.rank || args.log_gate_grad.rank))
         launch(&to, FWA_GPU_GATE_GRADIENTS, divide_up(tokens * args.heads_value, FWA_GPU_THREADS));
     if (args.carry_in_grad.norm.rank)
         launch(&to, FWA_GPU_NORM_GRADIENTS,

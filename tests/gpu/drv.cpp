@@ -18,7 +18,7 @@ extern "C" {
 
 using namespace fwa;
 
-static const int32_t most_shared = 65536;
+static const int32_t most_shared = FWA_SHARED_LIMIT;
 
 struct emulated_device {
     emulation::schedule schedule;

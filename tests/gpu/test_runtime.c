@@ -89,7 +89,7 @@ Test(gpu_driver, device)
     cr_assert_eq(driver->open(0, &device, &properties, name, sizeof name, &message), FWA_OK);
     cr_assert_eq(properties.processors, 4);
     cr_assert_eq(properties.wave, FWA_WAVE);
-    cr_assert_eq(properties.shared, 65536);
+    cr_assert_eq(properties.shared, FWA_SHARED_LIMIT);
     cr_assert_eq(properties.architecture, 0);
     cr_assert(strstr(name, "emulated"));
     driver->close(device);

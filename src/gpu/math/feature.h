@@ -56,36 +56,47 @@ FWA_DEVICE float feature_row(const fwa_gpu_args &a, const Row &row, float *x, in
     return wave_sum(square);
 }
 
-/* Lets a wave turn the gradient of a row's features, in shared memory, into that of the raw row:
- * du = (g - w <w,g>/m)/n with w = raw/n, m = 1 (l2) or D (rms). */
-FWA_DEVICE void feature_backward(const fwa_gpu_args &a, const Row &row, float *grad)
+/* A row of up to 256 numbers in a wave's registers: lane l has those at l, l + wave, .. */
+constexpr int row_shares = 256 / wave;
+
+/* Turns the gradient of a row's features into that of the raw row: du = (g - w <w,g>/m)/n with w = raw/n,
+ * m = 1 (l2) or D (rms). First `energy_grad` times the features is added. */
+FWA_DEVICE void feature_backward(const fwa_gpu_args &a, const Row &row, float energy_grad,
+                                 float (&grad)[row_shares])
 {
-    float share = 0, along = 0;
-    for (int d = lane(); d < a.key_dim; d += wave) {
-        const float u = load(row, d);
-        share += u * u;
+    float raw[row_shares], share = 0, along = 0;
+#pragma unroll
+    for (int i = 0; i < row_shares; i++) {
+        const int d = lane() + i * wave;
+        raw[i] = d < a.key_dim ? load(row, d) : 0;
+        share += raw[i] * raw[i];
     }
     const float inverse = feature_inverse(a, share);
-    for (int d = lane(); d < a.key_dim; d += wave) {
-        const float u = load(row, d), w = u * inverse;
+#pragma unroll
+    for (int i = 0; i < row_shares; i++) {
+        const float w = raw[i] * inverse;
+        if (lane() + i * wave >= a.key_dim)
+            continue;
+        if (energy_grad != 0)
+            grad[i] += energy_grad * feature_map(a, w);
         if (a.phi == RELU && !(w > 0))
-            grad[d] = 0;
+            grad[i] = 0;
         else if (a.phi == ELU1 && !(w > 0))
-            grad[d] *= expf(w);
-        along += u * grad[d];
+            grad[i] *= expf(w);
+        along += raw[i] * grad[i];
     }
     if (a.qk_norm == NORM_NONE)
         return;
     if (a.key_dim == 1) { /* the general formula is the difference of two almost equal terms */
-        if (lane() == 0)
-            grad[0] *= a.norm_eps * inverse * inverse * inverse;
+        grad[0] *= a.norm_eps * inverse * inverse * inverse;
         return;
     }
     along = wave_sum(along) * inverse;
     if (a.qk_norm == NORM_RMS)
         along /= (float)a.key_dim;
-    for (int d = lane(); d < a.key_dim; d += wave)
-        grad[d] = (grad[d] - load(row, d) * inverse * along) * inverse;
+#pragma unroll
+    for (int i = 0; i < row_shares; i++)
+        grad[i] = (grad[i] - raw[i] * inverse * along) * inverse;
 }
 
 } // namespace fwa

@@ -13,34 +13,55 @@ namespace fwa
 
 /* grad = the sum of `count` rows of D floats that lie `stride` apart. */
 FWA_DEVICE void sum_shares(const fwa_gpu_args &a, const float *share, int64_t count, int64_t stride,
-                           float *grad)
+                           float (&grad)[row_shares])
 {
-    for (int d = lane(); d < a.key_dim; d += wave) {
-        float sum = 0;
-        for (int64_t i = 0; i < count; i++)
-            sum += share[i * stride + d];
-        grad[d] = sum;
-    }
-    wave_barrier();
+#pragma unroll
+    for (int e = 0; e < row_shares; e++)
+        grad[e] = 0;
+    for (int64_t i = 0; i < count; i++)
+#pragma unroll
+        for (int e = 0; e < row_shares; e++)
+            if (lane() + e * wave < a.key_dim)
+                grad[e] += share[i * stride + lane() + e * wave];
 }
 
 FWA_DEVICE void add_row(const fwa_gpu_args &a, const fwa_gpu_view &view, int64_t offset,
-                        float *grad)
+                        float (&grad)[row_shares])
 {
-    for (int d = lane(); present(view) && d < a.key_dim; d += wave)
-        grad[d] += load(view, offset + d * view.stride[view.rank - 1]);
+    if (!present(view))
+        return;
+#pragma unroll
+    for (int e = 0; e < row_shares; e++)
+        if (lane() + e * wave < a.key_dim)
+            grad[e] += load(view, offset + (lane() + e * wave) * view.stride[view.rank - 1]);
 }
 
 FWA_DEVICE void store_row(const fwa_gpu_args &a, const fwa_gpu_view &view, int64_t offset,
-                          const float *grad)
+                          const float (&grad)[row_shares])
 {
-    for (int d = lane(); present(view) && d < a.key_dim; d += wave)
-        store(view, offset + d, grad[d]);
+    if (!present(view))
+        return;
+#pragma unroll
+    for (int e = 0; e < row_shares; e++)
+        if (lane() + e * wave < a.key_dim)
+            store(view, offset + lane() + e * wave, grad[e]);
+}
+
+/* Token i of the call's, by rows of `tokens`. */
+struct TokenPlace {
+    int64_t row, at;
+};
+
+FWA_DEVICE TokenPlace token_place(const fwa_gpu_args &a, int64_t i)
+{
+    if (i <= INT32_MAX && a.tokens <= INT32_MAX)
+        return {(int32_t)i / (int32_t)a.tokens, (int32_t)i % (int32_t)a.tokens};
+    return {i / a.tokens, i % a.tokens};
 }
 
 /* The gradient of the raw key of a pair, `length` included: the key that only prev_key has. */
 FWA_DEVICE void key_gradient(const fwa_gpu_args &a, const Sequence &s, int64_t key, int64_t pair,
-                             float *grad)
+                             float (&grad)[row_shares])
 {
     const int64_t tail = a.window - 1, tokens = a.batch * a.tokens;
     const int64_t rows = tokens + a.sequences * tail, slot = pair - (s.length - tail);
@@ -51,9 +72,12 @@ FWA_DEVICE void key_gradient(const fwa_gpu_args &a, const Sequence &s, int64_t k
     const bool summed = live && s.length > 0 && pair < s.length;
     sum_shares(a, a.key_partial + (key * shares * rows + at) * a.key_dim, summed ? shares : 0,
                rows * a.key_dim, grad);
-    if (summed)
-        feature_backward(a, key_row(a, s, key, pair), grad);
-    wave_barrier();
+    if (summed) {
+        float energy_grad = 0;
+        for (int64_t i = key * shares; a.energy_grad && i < (key + 1) * shares; i++)
+            energy_grad += a.energy_grad[i * tokens + at];
+        feature_backward(a, key_row(a, s, key, pair), 2 * energy_grad, grad);
+    }
     if (live && slot >= 0 && pair < s.length)
         add_row(a, tail_key, at3(tail_key, s.index, slot, key), grad);
     if (live && a.alignment == NEXT_LATENT && pair == s.length)
@@ -63,14 +87,15 @@ FWA_DEVICE void key_gradient(const fwa_gpu_args &a, const Sequence &s, int64_t k
 /* Rows: the keys of the call's tokens, then each sequence's tail and prev_key. */
 FWA_DEVICE void key_gradients(const fwa_gpu_args &a)
 {
-    float *grad = (float *)shared() + thread() / wave * FWA_GPU_ROW_FLOATS;
+    float grad[row_shares];
     const int64_t tokens = a.batch * a.tokens, rows = tokens + a.sequences * a.window;
     const int64_t shift = a.alignment == NEXT_LATENT, waves = FWA_GPU_THREADS / wave;
     for (int64_t e = block() * waves + thread() / wave; e < rows * a.heads_key;
          e += grid() * waves) {
-        const int64_t i = e / a.heads_key, key = e % a.heads_key;
+        const Unit unit = unit_get(e, a.heads_key, 1);
+        const int64_t i = unit.sequence, key = unit.head;
         if (i < tokens) {
-            const int64_t row = i / a.tokens, at = i % a.tokens;
+            const auto [row, at] = token_place(a, i);
             const Sequence s = sequence_get(a, sequence_of(a, row, at));
             if (!present(a.k_grad))
                 continue;
@@ -93,19 +118,19 @@ FWA_DEVICE void key_gradients(const fwa_gpu_args &a)
 
 FWA_DEVICE void query_gradients(const fwa_gpu_args &a)
 {
-    float *grad = (float *)shared() + thread() / wave * FWA_GPU_ROW_FLOATS;
+    float grad[row_shares];
     const int64_t tokens = a.batch * a.tokens, waves = FWA_GPU_THREADS / wave;
     const int64_t shares = (int64_t)(a.heads_value / a.heads_query) * a.blocks;
     for (int64_t e = block() * waves + thread() / wave; e < tokens * a.heads_query;
          e += grid() * waves) {
-        const int64_t i = e / a.heads_query, query = e % a.heads_query;
-        const int64_t row = i / a.tokens, at = i % a.tokens;
+        const Unit unit = unit_get(e, a.heads_query, 1);
+        const int64_t i = unit.sequence, query = unit.head;
+        const auto [row, at] = token_place(a, i);
         const Sequence s = sequence_get(a, sequence_of(a, row, at));
         sum_shares(a, a.query_partial + (query * shares * tokens + i) * a.key_dim,
                    s.padded ? 0 : shares, tokens * a.key_dim, grad);
         if (!s.padded)
-            feature_backward(a, query_row(a, s, query, at - s.first), grad);
-        wave_barrier();
+            feature_backward(a, query_row(a, s, query, at - s.first), 0, grad);
         store_row(a, a.q_grad, at3(a.q_grad, row, at, query), grad);
     }
 }
