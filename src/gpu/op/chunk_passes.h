@@ -20,8 +20,8 @@ template <int PARTS, int DIM> struct ForwardPass : ChunkPass<PARTS, DIM> {
     using Base::a, Base::s, Base::first, Base::tiles, Base::solving, Base::square, Base::place;
     using Base::record, Base::keys, Base::queries, Base::chunk;
 
-    FWA_METHOD ForwardPass(const fwa_gpu_args &args, int64_t n, int64_t head, int64_t block)
-        : Base(args, n, head, block)
+    FWA_METHOD ForwardPass(const fwa_gpu_args &args, int64_t n, int64_t value_head, int64_t block)
+        : Base(args, n, value_head, block)
     {
     }
 
@@ -132,10 +132,10 @@ template <int PARTS, int DIM> struct ForwardPass : ChunkPass<PARTS, DIM> {
 template <int PARTS, int DIM> struct BackwardPass : ChunkPass<PARTS, DIM> {
     using Base = ChunkPass<PARTS, DIM>;
     using Base::a, Base::s, Base::tiles, Base::solving, Base::square, Base::record, Base::keys;
-    using Base::queries, Base::column0;
+    using Base::queries, Base::column0, Base::chunk;
 
-    FWA_METHOD BackwardPass(const fwa_gpu_args &args, int64_t n, int64_t head, int64_t block)
-        : Base(args, n, head, block)
+    FWA_METHOD BackwardPass(const fwa_gpu_args &args, int64_t n, int64_t value_head, int64_t block)
+        : Base(args, n, value_head, block)
     {
     }
 
@@ -161,7 +161,7 @@ template <int PARTS, int DIM> struct BackwardPass : ChunkPass<PARTS, DIM> {
     {
         const bool after = a.read == AFTER_WRITE, regression = a.objective == REGRESSION;
         const bool great = PARTS == 1 && regression &&
-                           this->factor(FWA_GPU_SCALARS)[1] < (float)Base::chunk;
+                           this->factor(FWA_GPU_SCALARS)[1] < (float)chunk;
         Sum given[tiles], r[tiles];
         this->template keep_state<PARTS>(a.chunk_state_grads);
         this->read(r, keys, FWA_GPU_WRITE_FACTOR);
@@ -212,7 +212,7 @@ template <int PARTS, int DIM> struct BackwardPass : ChunkPass<PARTS, DIM> {
 
     FWA_METHOD void run()
     {
-        constexpr int ahead = Base::slots > 1, chunk = Base::chunk;
+        constexpr int ahead = Base::slots > 1;
         this->load_state(a.carry_out_grad.state, s.padded ? -1 : s.index);
         if (s.padded)
             clear_values();

@@ -167,9 +167,9 @@ template <int PARTS, int DIM> struct ChunkPrepare : Frame<PARTS, DIM> {
         return present(view) ? load(view, at3(view, s.row, s.first + t, head)) : absent;
     }
 
-    FWA_METHOD float inverse_of(float square) const
+    FWA_METHOD float inverse_of(float squares) const
     {
-        const float sum = a.qk_norm == NORM_RMS ? square / (float)a.key_dim : square;
+        const float sum = a.qk_norm == NORM_RMS ? squares / (float)a.key_dim : squares;
         const float root = sqrtf(sum + a.norm_eps);
         return root != 0 ? 1 / root : 0;
     }
