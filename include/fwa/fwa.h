@@ -90,8 +90,8 @@ extern "C" {
  *
  * Without cu_seqlens the batch rows are the sequences, N = batch. With it, batch is 1 and sequence
  * n is the tokens cu_seqlens[n] .. cu_seqlens[n + 1] - 1; it starts at 0, never falls and ends at
- * T. An input may have any stride on the outer axes, 0 included (broadcast); its last axis has
- * stride 1 or 0. An output has positive, non-overlapping strides and stride 1 on the last axis. A
+ * T. An input may have any stride that is not negative on the outer axes, 0 included (broadcast);
+ * its last axis has stride 1 or 0. An output has positive, non-overlapping strides and stride 1 on the last axis. A
  * carry's state may have any stride on its last axis too, so pools that are kept value-major, [N,
  * Hv, V, D], are passed as a transposed view. A vector (cu_seqlens, seen, slots, commit) may have
  * any stride that is not negative, and an axis of extent 1 any at all. D and V run from 1 to 256,
@@ -138,7 +138,8 @@ extern "C" {
  * "generic", "neon", "avx2", "avx512", "avx512bf16" or "amx" kernels. Privileged programs ignore
  * both.
  *
- * After fork() a child may go on using its contexts and plans; it starts threads of its own.
+ * After fork() a child may go on using its contexts and plans; it starts threads of its own. It may
+ * create contexts and list backends unless another thread of the parent was doing so at that moment.
  */
 /* clang-format on */
 

@@ -345,7 +345,7 @@ static fwa_status perform(const fwa_plan *plan, fwa_call *call)
     call->extent = list.extent;
     /* No sequence and no token: nothing to do, and no buffers are needed for it. */
     if (list.extent.batch == 0 || (list.extent.sequences == 0 && list.extent.tokens == 0))
-        return FWA_OK;
+        return plan->backend->host_memory ? fwa_check_lengths(call) : FWA_OK;
     if ((status = check_buffers(plan, pass, call, buffers)) != FWA_OK ||
         (status = check_data(plan, call, team, front_of(&buffers[0]))) != FWA_OK)
         return status;

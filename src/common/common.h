@@ -116,5 +116,7 @@ fwa_status fwa_check_tensors(const fwa_tensor_rule *rules, int32_t count, const 
 fwa_status fwa_check_sequences(const fwa_problem *problem, const fwa_call *call, void *scratch,
                                const fwa_order_step **order);
 size_t fwa_sequences_scratch(int64_t sequences);
+/* cu_seqlens alone. */
+fwa_status fwa_check_lengths(const fwa_call *call);
 
 #endif

@@ -313,6 +313,12 @@ static fwa_status check_slots(const fwa_inputs *in, const fwa_call *call, void *
     return FWA_OK;
 }
 
+fwa_status fwa_check_lengths(const fwa_call *call)
+{
+    const fwa_inputs in = fwa_call_inputs(call);
+    return check_lengths(&in, &call->extent);
+}
+
 fwa_status fwa_check_sequences(const fwa_problem *problem, const fwa_call *call, void *scratch,
                                const fwa_order_step **order)
 {

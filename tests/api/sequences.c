@@ -456,6 +456,21 @@ Test(sequences, tokens_of_no_sequence)
     }
 }
 
+/* Nothing is to do, but such lengths are wrong. */
+Test(sequences, no_sequence_from_7)
+{
+    static const int64_t none[1] = {0};
+    FOR_BACKENDS(backend)
+    for (int pass = 0; pass < 2; pass++) {
+        setup s = setup_packed(backend, none, 0);
+        call *c = call_new(&s, (fwa_pass)pass);
+        call_ok(c);
+        tensor_set(call_get(c, "cu_seqlens"), 0, 7);
+        call_fails(c, FWA_ERROR_SEQUENCE, "cu_seqlens[0] is 7", "must be 0");
+        call_free(c);
+    }
+}
+
 /* The state's shape comes from the value heads (B034). */
 Test(sequences, zero_lengths_with_grouped_heads)
 {
