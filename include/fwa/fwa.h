@@ -138,8 +138,7 @@ extern "C" {
  * "generic", "neon", "avx2", "avx512", "avx512bf16" or "amx" kernels. Privileged programs ignore
  * both.
  *
- * After fork() a child may go on using its contexts and plans; it starts threads of its own. It may
- * create contexts and list backends unless another thread of the parent was doing so at that moment.
+ * After fork() a child may go on using its contexts and plans; it starts threads of its own.
  */
 /* clang-format on */
 

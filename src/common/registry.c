@@ -33,10 +33,18 @@ static const struct {
 };
 
 static struct {
+    pthread_once_t begun;
     pthread_mutex_t lock;
     int32_t count;
     entry entries[ENTRY_LIMIT];
-} registry = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} registry = {.begun = PTHREAD_ONCE_INIT, .lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* In a child, another thread of the parent may have held the lock, and is not there to leave it. What
+ * it was about is done again. (The parent does not wait for it: modules fork while they are loaded.) */
+static void forget_lock(void)
+{
+    pthread_mutex_init(&registry.lock, NULL);
+}
 
 static fwa_status absent(entry *e, fwa_status status, const char *reason)
 {
@@ -128,17 +136,17 @@ static entry *add_entry(const char *name)
     entry *e;
     if (registry.count == ENTRY_LIMIT)
         return NULL;
-    e = &registry.entries[registry.count++];
+    e = &registry.entries[registry.count];
     snprintf(e->info.name, sizeof e->info.name, "%s", name);
     e->status = FWA_ERROR_NO_BACKEND;
+    registry.count++; /* last: a fork may come in between */
     return e;
 }
 
-static void add_known(void)
+static void begin(void)
 {
     size_t i;
-    if (registry.count)
-        return;
+    registry.count = 0; /* in the child of a fork that came in between, it begins again */
     for (i = 0; i < sizeof known / sizeof known[0]; i++) {
         entry *e = add_entry(known[i].name);
         if (known[i].backend) {
@@ -146,6 +154,18 @@ static void add_known(void)
             present(e, known[i].backend);
         }
     }
+    pthread_atfork(NULL, NULL, forget_lock);
+}
+
+static void enter_registry(void)
+{
+    pthread_once(&registry.begun, begin);
+    pthread_mutex_lock(&registry.lock);
+}
+
+static void leave_registry(void)
+{
+    pthread_mutex_unlock(&registry.lock);
 }
 
 static bool valid_name(const char *name, size_t length)
@@ -195,8 +215,7 @@ fwa_status fwa_registry_find(const char *name, const fwa_backend **backend)
                         "options->backend is \"%.40s\"; a backend's name has 1 to 31 lower-case "
                         "letters, digits and underscores",
                         name);
-    pthread_mutex_lock(&registry.lock);
-    add_known();
+    enter_registry();
     e = find_entry(name);
     if (!e)
         e = add_entry(name);
@@ -211,18 +230,17 @@ fwa_status fwa_registry_find(const char *name, const fwa_backend **backend)
         status = FWA_OK;
     if (status == FWA_OK)
         *backend = e->backend;
-    pthread_mutex_unlock(&registry.lock);
+    leave_registry();
     return status;
 }
 
 int32_t fwa_backend_count(void)
 {
     int32_t count;
-    pthread_mutex_lock(&registry.lock);
-    add_known();
+    enter_registry();
     scan_directory();
     count = registry.count;
-    pthread_mutex_unlock(&registry.lock);
+    leave_registry();
     return count;
 }
 
@@ -238,12 +256,12 @@ fwa_status fwa_backend_get(int32_t index, fwa_backend_info *info)
         return fwa_fail(FWA_ERROR_VALUE, "index is %d; there are %d backends", (int)index,
                         (int)count);
     size = info->struct_size;
-    pthread_mutex_lock(&registry.lock);
+    enter_registry();
     e = &registry.entries[index];
     if (!e->backend)
         load_module(e);
     *info = e->info;
-    pthread_mutex_unlock(&registry.lock);
+    leave_registry();
     info->struct_size = size;
     return FWA_OK;
 }

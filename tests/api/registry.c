@@ -5,6 +5,7 @@
 #include "support.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -381,6 +382,36 @@ Test(registry, too_many_names)
         _exit(fill_table());
     cr_assert_eq(waitpid(child, &status, 0), child);
     cr_assert_eq(status, 0);
+}
+
+static void *list_backends(void *argument)
+{
+    const atomic_bool *stop = argument;
+    while (!atomic_load(stop))
+        fwa_backend_count();
+    return NULL;
+}
+
+/* A child does not wait for what another thread of its parent was about. */
+Test(registry, fork_while_listing)
+{
+    atomic_bool stop = false;
+    pthread_t thread;
+    cr_assert_eq(pthread_create(&thread, NULL, list_backends, &stop), 0);
+    for (int i = 0; i < 40; i++) {
+        int status = -1;
+        pid_t child = fork();
+        cr_assert_geq(child, 0);
+        if (child == 0) {
+            fwa_context *context;
+            alarm(10);
+            _exit(fwa_context_create(NULL, &context) != FWA_OK);
+        }
+        cr_assert_eq(waitpid(child, &status, 0), child);
+        cr_assert_eq(status, 0);
+    }
+    atomic_store(&stop, true);
+    pthread_join(thread, NULL);
 }
 
 static void *load_from_thread(void *argument)
