@@ -10,6 +10,8 @@
 #include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -33,18 +35,12 @@ static const struct {
 };
 
 static struct {
-    pthread_once_t begun;
     pthread_mutex_t lock;
+    _Atomic int64_t process; /* that the lock is of; minus it: the lock is being made */
+    bool begun;              /* those that are known have been added */
     int32_t count;
     entry entries[ENTRY_LIMIT];
-} registry = {.begun = PTHREAD_ONCE_INIT, .lock = PTHREAD_MUTEX_INITIALIZER};
-
-/* In a child, another thread of the parent may have held the lock, and is not there to leave it. What
- * it was about is done again. (The parent does not wait for it: modules fork while they are loaded.) */
-static void forget_lock(void)
-{
-    pthread_mutex_init(&registry.lock, NULL);
-}
+} registry = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static fwa_status absent(entry *e, fwa_status status, const char *reason)
 {
@@ -143,10 +139,13 @@ static entry *add_entry(const char *name)
     return e;
 }
 
-static void begin(void)
+/* The child of a fork that came in between begins again. */
+static void add_known(void)
 {
     size_t i;
-    registry.count = 0; /* in the child of a fork that came in between, it begins again */
+    if (registry.begun)
+        return;
+    registry.count = 0;
     for (i = 0; i < sizeof known / sizeof known[0]; i++) {
         entry *e = add_entry(known[i].name);
         if (known[i].backend) {
@@ -154,13 +153,26 @@ static void begin(void)
             present(e, known[i].backend);
         }
     }
-    pthread_atfork(NULL, NULL, forget_lock);
+    registry.begun = true;
 }
 
+/* In a child, another thread of the parent may have held the lock, and is not there to leave it: each
+ * process begins with a lock of its own, and what that thread was about is done again. */
 static void enter_registry(void)
 {
-    pthread_once(&registry.begun, begin);
+    const int64_t own = getpid();
+    int64_t seen = atomic_load(&registry.process);
+    while (seen != own)
+        if (seen == -own) {
+            sched_yield();
+            seen = atomic_load(&registry.process);
+        } else if (atomic_compare_exchange_weak(&registry.process, &seen, -own)) {
+            pthread_mutex_init(&registry.lock, NULL);
+            atomic_store(&registry.process, own);
+            seen = own;
+        }
     pthread_mutex_lock(&registry.lock);
+    add_known();
 }
 
 static void leave_registry(void)

@@ -151,7 +151,7 @@ Test(gpu_driver, refusals)
     };
     cr_assert_eq(driver->kernel(device, "test_nothing", 0, &kernel, &message), FWA_ERROR_DEVICE);
     cr_assert(strstr(message.text, "test_nothing"));
-    cr_assert_eq(driver->kernel(device, "test_indices", 65537, &kernel, &message),
+    cr_assert_eq(driver->kernel(device, "test_indices", FWA_SHARED_LIMIT + 1, &kernel, &message),
                  FWA_ERROR_DEVICE);
     cr_assert_eq(driver->kernel(device, "test_indices", 1024, &kernel, &message), FWA_OK);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
