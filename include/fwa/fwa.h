@@ -84,11 +84,11 @@ extern "C" {
  * Without cu_seqlens the batch rows are the sequences, N = batch. With it, batch is 1 and sequence
  * n is the tokens cu_seqlens[n] .. cu_seqlens[n + 1] - 1; it starts at 0, never falls and ends at
  * T. An input may have any stride that is not negative on the outer axes, 0 included (broadcast);
- * its last axis has stride 1 or 0. An output has positive, non-overlapping strides and stride 1 on the last axis. A
- * carry's state may have any stride on its last axis too, so pools that are kept value-major, [N,
- * Hv, V, D], are passed as a transposed view. A vector (cu_seqlens, seen, slots, commit) may have
- * any stride that is not negative, and an axis of extent 1 any at all. D and V run from 1 to 256,
- * the window from 1 to 32. All offsets are 64-bit.
+ * its last axis has stride 1 or 0. An output has positive strides, none less than what the axes
+ * inside it take up, and stride 1 on the last axis. A carry's state may have any stride on its last
+ * axis too, so pools that are kept value-major, [N, Hv, V, D], are passed as a transposed view. A
+ * vector (cu_seqlens, seen, slots, commit) may have any stride that is not negative, and an axis of
+ * extent 1 any at all. D and V run from 1 to 256, the window from 1 to 32. All offsets are 64-bit.
  *
  * Types
  * -----

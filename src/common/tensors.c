@@ -125,8 +125,8 @@ static fwa_status check_strides(const fwa_tensor_rule *rule)
         if (t->stride[axis] < inner)
             return fwa_fail(
                 FWA_ERROR_STRIDE,
-                "%s.stride[%d] is %lld, less than the %lld elements of the axes inside: the "
-                "output overlaps itself",
+                "%s.stride[%d] is %lld, less than the %lld elements of the axes inside: the axes "
+                "of an output may not interleave",
                 rule->name, axis, (long long)t->stride[axis], (long long)inner);
         inner = (t->shape[axis] - 1) * t->stride[axis] + inner;
     }

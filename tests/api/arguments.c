@@ -219,9 +219,9 @@ Test(arguments, outputs_that_overlap_themselves)
         if (t->tensor->shape[axis] == 1 || right == 1)
             continue;
         *stride = right - 1;
-        call_fails(c, FWA_ERROR_STRIDE, t->name, ".stride[", "the output overlaps itself");
+        call_fails(c, FWA_ERROR_STRIDE, t->name, ".stride[", "of an output may not interleave");
         *stride = 1;
-        call_fails(c, FWA_ERROR_STRIDE, t->name, ".stride[", "the output overlaps itself");
+        call_fails(c, FWA_ERROR_STRIDE, t->name, ".stride[", "of an output may not interleave");
         *stride = right;
     }
 }
