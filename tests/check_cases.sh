@@ -4,11 +4,13 @@
 #
 #     check_cases.sh TOOL [OPTION...]
 #
-# TOOL: the fwa command. OPTION: of `fwa check`.
+# TOOL: the fwa command. OPTION: of `fwa check`. FWA_CASES in the environment: its --filter unless
+# FWA_TEST_FULL=1.
 set -u
 
 tool=$1
 shift
+[ -n "${FWA_CASES:-}" ] && [ "${FWA_TEST_FULL:-0}" != 1 ] && set -- "$@" --filter "$FWA_CASES"
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
 "$tool" check --verbose "$@" > "$output" 2>&1
