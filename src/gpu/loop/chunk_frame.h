@@ -76,7 +76,7 @@ template <int PARTS, int DIM> struct Frame {
         int64_t begin = t0, end = t0 + chunk;
         if (index == cut_index)
             end = cut;
-        if (index == cut_index + 1 && cuts)
+        if (cuts && index == cut_index + 1)
             begin = cut;
         if (begin < 0)
             begin = 0;
