@@ -382,7 +382,8 @@ typedef struct fwa_problem {
     /* 1: divide the output by z^T q + eps_attn, z_t = gamma z_{t-1} + eta * mean of the window's x
      * (C.1). Inner product, per head only. Unsafe with features of both signs (C.2): use phi. */
     int32_t normalizer;
-    int32_t form;       /* fwa_form */
+    int32_t form; /* fwa_form */
+    /* Unless dtype is f64, each of these is 0 or from FLT_MIN to FLT_MAX in size. */
     double eps;         /* in the step size's denominator, >= 0; default 1e-6 */
     double decay_floor; /* least 1 - eta lambda (4.20), in (0, 1]; default 1e-6 */
     double scale;       /* of the output, any finite; default 1 */

@@ -69,23 +69,6 @@ FWA_DEVICE FWA_DECAY(step_t)
                                    FWA_DECAY_EXP(FWA_DECAY(clip_gate)(log_gate)), statistic);
 }
 
-/* log gamma of the same step: log(floor) + log_gate where clamped, else log1p(-eta lambda) +
- * log_gate. */
-FWA_DEVICE FWA_REAL FWA_DECAY(log_gamma)(const FWA_DECAY(knobs) * knobs,
-                                         const FWA_DECAY(step_t) * step, FWA_REAL beta,
-                                         FWA_REAL statistic, FWA_REAL log_gate)
-{
-    FWA_REAL forgotten = step->eta * step->lambda;
-    FWA_REAL gate = FWA_DECAY(clip_gate)(log_gate);
-    if (step->clamped)
-        return FWA_DECAY_LOG(knobs->floor) + gate;
-    if (forgotten < (FWA_REAL)0.5)
-        return FWA_DECAY_LOG1P(-forgotten) + gate;
-    return FWA_DECAY_LOG(FWA_DECAY(retention)(knobs, beta, step->eta, step->lambda, statistic,
-                                              step->denominator)) +
-           gate;
-}
-
 /* From the gradients of eta and gamma to those of the inputs. dgamma is never obtained from
  * d log gamma: at gamma = 1e-6 that loses a tenth of it in float32. */
 FWA_DEVICE FWA_DECAY(gradient)
@@ -117,33 +100,6 @@ FWA_DEVICE FWA_DECAY(gradient)
     return grad;
 }
 
-/* A prefix sum of log gammas as a two-float number: |u| in the thousands loses no digits. */
-typedef struct {
-    FWA_REAL high, low;
-} FWA_DECAY(prefix);
-
-FWA_DEVICE FWA_DECAY(prefix) FWA_DECAY(prefix_add)(FWA_DECAY(prefix) prefix, FWA_REAL log_gamma)
-{
-    FWA_DECAY(prefix) sum;
-    FWA_REAL total = prefix.high + log_gamma;
-    FWA_REAL back = total - prefix.high;
-    FWA_REAL error = (prefix.high - (total - back)) + (log_gamma - back);
-    error += prefix.low;
-    sum.high = total + error;
-    sum.low = error - (sum.high - total);
-    return sum;
-}
-
-/* exp(later - earlier), the decay between two tokens. The difference is clamped to <= 0, since
- * rounding may leave it slightly positive; the factor is never zeroed. */
-FWA_DEVICE FWA_REAL FWA_DECAY(between)(FWA_DECAY(prefix) later, FWA_DECAY(prefix) earlier)
-{
-    FWA_REAL difference = (later.high - earlier.high) + (later.low - earlier.low);
-    return FWA_DECAY_EXP(difference > 0 ? 0 : difference);
-}
-
 #undef FWA_REAL
 #undef FWA_DECAY
 #undef FWA_DECAY_EXP
-#undef FWA_DECAY_LOG
-#undef FWA_DECAY_LOG1P

@@ -75,9 +75,11 @@ fwa_status fwa_total_workspace(const fwa_plan *plan, fwa_pass pass, const fwa_ex
     size_t backend = plan->backend->workspace_size(plan->plan, pass, extent);
     size_t front = FWA_FRONT_ALIGNMENT + fwa_front_size(extent->sequences);
     if (backend > PTRDIFF_MAX - front)
-        return fwa_fail(FWA_ERROR_SHAPE,
-                        "the workspace of %lld x %lld tokens would not fit into memory",
-                        (long long)extent->batch, (long long)extent->tokens);
+        return fwa_fail(
+            FWA_ERROR_SHAPE,
+            "the workspace of %lld x %lld tokens takes more than %td bytes, the most that an "
+            "object can have",
+            (long long)extent->batch, (long long)extent->tokens, PTRDIFF_MAX);
     *size = backend + front;
     return FWA_OK;
 }
@@ -108,9 +110,11 @@ fwa_status fwa_plan_saved_size(const fwa_plan *plan, int64_t batch, int64_t toke
         return status;
     bytes = plan->backend->saved_size(plan->plan, &extent);
     if (bytes > PTRDIFF_MAX)
-        return fwa_fail(FWA_ERROR_SHAPE,
-                        "the saved states of %lld x %lld tokens would not fit into memory",
-                        (long long)batch, (long long)tokens);
+        return fwa_fail(
+            FWA_ERROR_SHAPE,
+            "the saved states of %lld x %lld tokens take more than %td bytes, the most that "
+            "an object can have",
+            (long long)batch, (long long)tokens, PTRDIFF_MAX);
     *size = bytes;
     return FWA_OK;
 }

@@ -83,10 +83,13 @@ static fwa_status check_knobs(const fwa_problem *p)
         if (!isfinite(value) || (!numbers[i].signed_ && value < 0))
             return fwa_fail(FWA_ERROR_VALUE, "problem->%s is %g; it must be finite%s",
                             numbers[i].name, value, numbers[i].signed_ ? "" : " and at least 0");
-        if (p->dtype != FWA_DTYPE_F64 && fabs(value) > FLT_MAX)
-            return fwa_fail(FWA_ERROR_VALUE,
-                            "problem->%s is %g; with dtype %s it must be a float32, at most %g",
-                            numbers[i].name, value, fwa_dtype_name(p->dtype), (double)FLT_MAX);
+        if (p->dtype != FWA_DTYPE_F64 && value != 0 &&
+            (fabs(value) > FLT_MAX || fabs(value) < FLT_MIN))
+            return fwa_fail(
+                FWA_ERROR_VALUE,
+                "problem->%s is %g; with dtype %s it must be a float32: %sfrom %g to %g",
+                numbers[i].name, value, fwa_dtype_name(p->dtype),
+                numbers[i].signed_ ? "0, or in size " : "0, or ", (double)FLT_MIN, (double)FLT_MAX);
     }
     if (p->decay_floor <= 0 || p->decay_floor > 1)
         return fwa_fail(FWA_ERROR_VALUE, "problem->decay_floor is %g; it must be in (0, 1]",

@@ -34,6 +34,8 @@ static const struct {
     {"reference", &fwa_reference_backend},
 };
 
+#define KNOWN (sizeof known / sizeof known[0])
+
 static struct {
     pthread_mutex_t lock;
     _Atomic int64_t process; /* that the lock is of; minus it: the lock is being made */
@@ -133,9 +135,22 @@ static entry *add_entry(const char *name)
     if (registry.count == ENTRY_LIMIT)
         return NULL;
     e = &registry.entries[registry.count];
+    *e = (entry){.status = FWA_ERROR_NO_BACKEND};
     snprintf(e->info.name, sizeof e->info.name, "%s", name);
-    e->status = FWA_ERROR_NO_BACKEND;
     registry.count++; /* last: a fork may come in between */
+    return e;
+}
+
+/* In a full table a name takes the place of the last that was looked for in vain. */
+static entry *place_entry(const char *name)
+{
+    entry *e = add_entry(name);
+    int32_t i;
+    for (i = registry.count - 1; !e && i >= (int32_t)KNOWN; i--)
+        if (!registry.entries[i].backend) {
+            e = &registry.entries[i];
+            snprintf(e->info.name, sizeof e->info.name, "%s", name);
+        }
     return e;
 }
 
@@ -146,7 +161,7 @@ static void add_known(void)
     if (registry.begun)
         return;
     registry.count = 0;
-    for (i = 0; i < sizeof known / sizeof known[0]; i++) {
+    for (i = 0; i < KNOWN; i++) {
         entry *e = add_entry(known[i].name);
         if (known[i].backend) {
             snprintf(e->info.origin, sizeof e->info.origin, "built in");
@@ -230,12 +245,13 @@ fwa_status fwa_registry_find(const char *name, const fwa_backend **backend)
     enter_registry();
     e = find_entry(name);
     if (!e)
-        e = add_entry(name);
+        e = place_entry(name);
     if (e && !e->backend)
         load_module(e);
     if (!e)
-        status = fwa_fail(FWA_ERROR_NO_BACKEND, "backend %s: more than %d backends were asked for",
-                          name, ENTRY_LIMIT);
+        status = fwa_fail(FWA_ERROR_NO_BACKEND,
+                          "backend %s: %d backends are loaded, the most there can be", name,
+                          ENTRY_LIMIT);
     else if (!e->backend)
         status = fwa_fail(e->status, "backend %s: %s: %s", name, e->info.origin, e->info.reason);
     else

@@ -305,7 +305,8 @@ Test(create, numbers)
     }
 }
 
-/* Arithmetic in float32 has its knobs in float32: what would be infinite there is refused. */
+/* Arithmetic in float32 has its knobs in float32: what would be infinite there, or not be there, is
+ * refused. */
 Test(create, numbers_beyond_float32)
 {
     static const struct {
@@ -313,29 +314,39 @@ Test(create, numbers_beyond_float32)
         size_t offset;
     } fields[] = {FIELD(eps), FIELD(decay_floor), FIELD(scale), FIELD(norm_eps), FIELD(eps_attn)};
     static const int32_t dtypes[] = {FWA_DTYPE_F32, FWA_DTYPE_BF16, FWA_DTYPE_F16};
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        const bool is_floor = strcmp(fields[i].name, "decay_floor") == 0;
+    static const struct {
+        double beyond, within;
+    } ends[] = {{1e39, (double)FLT_MAX}, {1e-38, (double)FLT_MIN}};
+    for (size_t i = 0; i < 2 * sizeof fields / sizeof fields[0]; i++) {
+        const size_t offset = fields[i / 2].offset;
+        const double beyond = ends[i % 2].beyond;
+        /* No floor is above 1. */
+        const bool possible = beyond < 1 || strcmp(fields[i / 2].name, "decay_floor") != 0;
         fwa_problem p = small_problem();
         char text[64];
-        put_double(&p, fields[i].offset, 1e39);
-        snprintf(text, sizeof text, "problem->%s is 1e+39", fields[i].name);
+        put_double(&p, offset, beyond);
+        snprintf(text, sizeof text, "problem->%s is %g", fields[i / 2].name, beyond);
         FOR_BACKENDS(backend)
         for (size_t j = 0; j < 3; j++) {
             p.dtype = dtypes[j];
             expect_message(try_problem(backend, &p), FWA_ERROR_VALUE, text,
-                           fwa_dtype_name(dtypes[j]), "at most 3.40282e+38");
+                           fwa_dtype_name(dtypes[j]), "from 1.17549e-38 to 3.40282e+38");
         }
         p.dtype = FWA_DTYPE_F64;
-        if (!is_floor)
-            cr_expect_eq(try_problem("reference", &p), FWA_OK, "%s", fields[i].name);
+        if (possible)
+            cr_expect_eq(try_problem("reference", &p), FWA_OK, "%s", text);
         p.dtype = FWA_DTYPE_F32;
-        put_double(&p, fields[i].offset, (double)FLT_MAX);
-        if (!is_floor)
-            cr_expect_eq(try_problem("cpu", &p), FWA_OK, "%s", fields[i].name);
+        put_double(&p, offset, ends[i % 2].within);
+        if (possible)
+            cr_expect_eq(try_problem("cpu", &p), FWA_OK, "%s", text);
     }
     fwa_problem p = small_problem();
     p.scale = -1e39;
-    expect_message(try_problem("cpu", &p), FWA_ERROR_VALUE, "problem->scale is -1e+39", "float32");
+    expect_message(try_problem("cpu", &p), FWA_ERROR_VALUE, "problem->scale is -1e+39", "in size");
+    p.scale = -1e-39;
+    expect_message(try_problem("cpu", &p), FWA_ERROR_VALUE, "problem->scale is -1e-39", "in size");
+    p.scale = -1;
+    cr_expect_eq(try_problem("cpu", &p), FWA_OK);
 }
 
 Test(create, decay_floor)
@@ -347,7 +358,7 @@ Test(create, decay_floor)
     expect_message(try_problem("cpu", &p), FWA_ERROR_VALUE, "problem->decay_floor is 1", "(0, 1]");
     p.decay_floor = 1;
     cr_assert_eq(try_problem("cpu", &p), FWA_OK);
-    p.decay_floor = 1e-300;
+    p.decay_floor = 1.2e-38;
     cr_assert_eq(try_problem("cpu", &p), FWA_OK);
     p.scale = -3;
     cr_assert_eq(try_problem("cpu", &p), FWA_OK);
