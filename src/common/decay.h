@@ -25,9 +25,11 @@
 #define FWA_DECAY_EXP   expf
 #include "decay_tmpl.h"
 
+#ifndef FWA_DECAY_FLOAT_ONLY
 #define FWA_REAL        double
 #define FWA_DECAY(name) fwa_decay_##name##_f64
 #define FWA_DECAY_EXP   exp
 #include "decay_tmpl.h"
+#endif
 
 #endif

@@ -7,9 +7,14 @@
 
 #include <stdint.h>
 
+/* A pointer to the device's memory; a vendor's dialect may know a better one of the same size. */
+#ifndef FWA_POINTER
+#define FWA_POINTER(type) type *
+#endif
+
 /* A strided view of device memory; strides count elements. Absent: rank 0. */
 typedef struct fwa_gpu_view {
-    void *data;
+    FWA_POINTER(void) data;
     int64_t stride[5];
     int32_t dtype;
     int32_t rank;
@@ -37,11 +42,25 @@ typedef struct fwa_gpu_args {
     fwa_gpu_view o_grad, q_grad, k_grad, v_grad, beta_grad, lambda_grad, log_gate_grad;
     fwa_gpu_carry carry_out_grad, carry_in_grad;
     /* Parts of the workspace, whose contents stand in op/workspace.h. */
-    float *statistic, *top, *norms, *carries, *kept;
-    int32_t *order;
-    float *states, *segment, *key_partial, *query_partial, *gate_partial, *energy_grad;
-    unsigned char *records;
-    uint16_t *key_rows, *query_rows, *chunk_states, *chunk_state_grads, *residuals, *residual_grads;
+    FWA_POINTER(float) statistic;
+    FWA_POINTER(float) top;
+    FWA_POINTER(float) norms;
+    FWA_POINTER(float) carries;
+    fwa_gpu_view kept;
+    FWA_POINTER(int32_t) order;
+    FWA_POINTER(float) states;
+    FWA_POINTER(float) segment;
+    FWA_POINTER(float) key_partial;
+    FWA_POINTER(float) query_partial;
+    FWA_POINTER(float) gate_partial;
+    FWA_POINTER(float) energy_grad;
+    FWA_POINTER(unsigned char) records;
+    FWA_POINTER(uint16_t) key_rows;
+    FWA_POINTER(uint16_t) query_rows;
+    FWA_POINTER(uint16_t) chunk_states;
+    FWA_POINTER(uint16_t) chunk_state_grads;
+    FWA_POINTER(uint16_t) residuals;
+    FWA_POINTER(uint16_t) residual_grads;
     int32_t crossing; /* slots may cross: rows of `order` are run after the others */
     int32_t segments; /* blocks that have a segment of their own */
 } fwa_gpu_args;

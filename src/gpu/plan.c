@@ -257,7 +257,12 @@ static void place_forward(const fwa_gpu_plan *plan, const fwa_extent *e, arena *
     args->norms = take(room, p->normalizer ? e->sequences : 0, p->heads_value, p->key_dim, 1);
     args->carries = take(room, e->sequences, fwa_gpu_carry_floats(&shape), 1, 1);
     args->order = take(room, e->sequences * 5 + 1, 1, 1, 1);
-    args->kept = take(room, p->heads_value, p->key_dim, p->value_dim, 1);
+    args->kept = (fwa_gpu_view){
+        .data = take(room, p->heads_value, p->key_dim, p->value_dim, 1),
+        .stride = {0, (int64_t)p->key_dim * p->value_dim, p->value_dim, 1, 0},
+        .dtype = FWA_DTYPE_F32,
+        .rank = 4,
+    };
 }
 
 /* Chunks' records, and what the backward keeps of each. */

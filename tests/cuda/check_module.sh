@@ -9,47 +9,13 @@
 # tests' libcuda.so.1.
 set -u
 
+# shellcheck disable=SC2034 # module: of module_checks.sh
 tool=$(realpath "$1") module=$(realpath "$2") driver=$(dirname "$(realpath "$3")")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 unset FWA_BACKEND_PATH LD_LIBRARY_PATH
-checks=0 failures=0
-
-# check NAME COMMAND...
-check() {
-    local name=$1 verdict=ok
-    shift
-    checks=$((checks + 1))
-    "$@" > "$work/log" 2>&1 || { verdict='not ok' failures=$((failures + 1)); }
-    echo "$verdict $checks - $name"
-    [ "$verdict" = ok ] || sed 's/^/# /' "$work/log"
-}
-
-exports() {
-    diff <(printf '%s\n' fwa_module_abi fwa_module_backend) \
-        <(nm -D --defined-only "$module" | awk '{ print $3 }' | sort)
-}
-
-# The driver is loaded by name at run time, or not at all.
-needed() {
-    ! readelf -d "$module" | grep NEEDED |
-        grep -vE '\[(libc|libm|libdl|libpthread|libgcc_s|ld-linux.*)\.so'
-}
-
-# says LINE [VARIABLE=VALUE...]: does `fwa info` print the line, and nothing on the standard error?
-says() {
-    local line=$1
-    shift
-    env "$@" "$tool" info > "$work/info" 2> "$work/errors"
-    cat "$work/info" "$work/errors"
-    grep -qxE "$line" "$work/info" && [ ! -s "$work/errors" ]
-}
-
-check 'exports the two symbols and no more' exports
-check 'needs no library of CUDA' needed
-check 'no run path' sh -c "! readelf -d '$module' | grep -E 'RPATH|RUNPATH'"
-check 'no text relocations' sh -c "! readelf -d '$module' | grep -q TEXTREL"
-check 'no executable stack' sh -c "readelf -lW '$module' | grep GNU_STACK | grep -q 'RW '"
+# shellcheck disable=SC1091 # is checked by itself
+. "$(dirname "$0")/../gpu/module_checks.sh"
 
 with="LD_LIBRARY_PATH=$driver"
 check 'a device' says '    device 0: Fake 90A, sm_90; threads: [0-9]+' "$with"
@@ -72,5 +38,4 @@ else
         says '  cuda: absent: libcuda\.so\.1: cannot open shared object file: .*'
 fi
 
-echo "1..$checks"
-[ "$failures" -eq 0 ]
+finish_checks

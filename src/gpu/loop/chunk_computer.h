@@ -43,25 +43,37 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
         return norm && tile_row(lane(), h) == 0;
     }
 
+    /* Half a tile of the state for the wave, on its way between registers and memory. */
+    static constexpr int room_rows = TILE / 2;
+
+    FWA_METHOD float *tile_room() const
+    {
+        constexpr int each = FWA_GPU_STATE_TILE / 2;
+        return (float *)(shared() + FWA_GPU_CHUNK_BYTES(PARTS, DIM, CHANNEL, Base::slots) -
+                         FWA_GPU_CHUNK_COMPUTING * each + thread() / wave * each);
+    }
+
     FWA_METHOD void load_state()
     {
         const fwa_gpu_view &view = a.carry_in.state, &z = a.carry_in.norm;
         const bool given = s.slot_in >= 0 && present(view), given_z = s.slot_in >= 0 && present(z);
+        float *room = tile_room();
 #pragma unroll
-        for (int j = 0; j < tiles; j++)
-#pragma unroll
-            for (int h = 0; h < tile_rows; h++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const int64_t d = j * TILE + tile_column(lane(), e);
-                    float value = 0;
-                    if (given && d < a.key_dim && has_column(h))
-                        value = load(view,
-                                     at3(view, s.slot_in, head, d) + column(h) * view.stride[3]);
-                    if (given_z && d < a.key_dim && has_norm(h))
-                        value = load(z, at2(z, s.slot_in, head) + d * z.stride[2]);
-                    state[j].at[tile_index(h, e)] = value;
-                }
+        for (int j = 0; j < 2 * tiles; j++) {
+#pragma unroll 1
+            for (int e = lane(); e < room_rows * TILE; e += wave) {
+                const int64_t d = j * room_rows + e / TILE, c = Base::column0 + share + e % TILE;
+                float value = 0;
+                if (given && !norm && d < a.key_dim && c < a.value_dim)
+                    value = load(view, at3(view, s.slot_in, head, d) + c * view.stride[3]);
+                if (given_z && norm && d < a.key_dim && e % TILE == 0)
+                    value = load(z, at2(z, s.slot_in, head) + d * z.stride[2]);
+                room[e / TILE * (TILE + 1) + e % TILE] = value;
+            }
+            wave_barrier();
+            tile_from_room<room_rows>(state[j / 2], room, j % 2);
+            wave_barrier();
+        }
     }
 
     /* z goes to the workspace: other blocks may still read the carry's. */
@@ -69,21 +81,22 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
     {
         const fwa_gpu_view &view = a.carry_out.state;
         const bool wanted = s.slot_out >= 0 && present(view);
-        float *z = a.norms + (s.index * a.heads_value + head) * a.key_dim;
+        float *z = a.norms + (s.index * a.heads_value + head) * a.key_dim, *room = tile_room();
 #pragma unroll
-        for (int j = 0; j < tiles; j++)
-#pragma unroll
-            for (int h = 0; h < tile_rows; h++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const int64_t d = j * TILE + tile_column(lane(), e);
-                    const float value = state[j].at[tile_index(h, e)];
-                    if (wanted && d < a.key_dim && has_column(h))
-                        store(view, at3(view, s.slot_out, head, d) + column(h) * view.stride[3],
-                              value);
-                    if (d < a.key_dim && has_norm(h))
-                        z[d] = value;
-                }
+        for (int j = 0; j < 2 * tiles; j++) {
+            tile_to_room<room_rows>(room, state[j / 2], j % 2);
+            wave_barrier();
+#pragma unroll 1
+            for (int e = lane(); e < room_rows * TILE; e += wave) {
+                const int64_t d = j * room_rows + e / TILE, c = Base::column0 + share + e % TILE;
+                const float value = room[e / TILE * (TILE + 1) + e % TILE];
+                if (wanted && !norm && d < a.key_dim && c < a.value_dim)
+                    store(view, at3(view, s.slot_out, head, d) + c * view.stride[3], value);
+                if (norm && d < a.key_dim && e % TILE == 0)
+                    z[d] = value;
+            }
+            wave_barrier();
+        }
     }
 
     /* Nothing is committed: the state goes over bit for bit. */
@@ -109,7 +122,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < tile_columns; e++) {
                 const int at = tile_column_step(e) * Base::width + tile_row_step(h);
                 const uint32_t bits = Base::value_bytes == 4 ? ((const uint32_t *)from)[at]
                                                              : ((const uint16_t *)from)[at];
@@ -126,7 +139,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < tile_columns; e++) {
                 const int i = tile_column(lane(), e);
                 w.eta[h][e] = 0;
                 w.gamma[h][e] = 1;
@@ -141,7 +154,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
                 if (step.eta * m.energy[i] > exact_gain)
                     beyond[h] += (float)(1 << i);
             }
-        tile_sum_quarters(beyond);
+        tile_sum_row(beyond);
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
             w.exact[h] = (uint32_t)beyond[h];
@@ -157,7 +170,6 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
         for (int j = 0; j < tiles; j++) {
             Parts<PARTS + EXACT> left;
             Parts<PARTS> upper;
-            Parts<1> lower;
             tile_left<PARTS + EXACT>(left, state[j]);
 #pragma unroll
             for (int part = 0; part < PARTS; part++)
@@ -165,7 +177,8 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
             if (a.objective == REGRESSION)
                 tile_multiply<PARTS, PARTS>(by_key, upper, keys + j * TILE, stride, plane);
             tile_multiply<PARTS, PARTS>(by_query, upper, queries + j * TILE, stride, plane);
-            if (EXACT) {
+            if constexpr (EXACT) {
+                Parts<1> lower;
                 lower.part[0] = left.part[PARTS];
                 tile_multiply<1, 1>(rest, lower, keys + j * TILE, stride, plane);
             }
@@ -195,7 +208,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
         for (int h = 0; h < tile_rows; h++) {
             w.retained[h] = CHANNEL ? 1 : m.retained;
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < tile_columns; e++) {
                 const int i = tile_column(lane(), e), at = tile_index(h, e);
                 const bool both = (w.exact[h] & ((2u << i) - 1)) != 0;
                 const float predicted = (both ? by_key.at[at] + rest.at[at] : by_key.at[at]) *
@@ -228,7 +241,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
 #pragma unroll
             for (int h = 0; h < tile_rows; h++)
 #pragma unroll
-                for (int e = 0; e < 4; e++)
+                for (int e = 0; e < tile_columns; e++)
                     state[j].at[tile_index(h, e)] *= w.retained[h];
             tile_multiply<WRITTEN, PARTS, true>(state[j], left, keys + j * TILE, stride, plane);
         }
@@ -241,7 +254,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
-            for (int e = 0; e < 4; e++)
+            for (int e = 0; e < tile_columns; e++)
                 written.at[tile_index(h, e)] = w.written[h][e] *
                                                m.write_factor[tile_column(lane(), e)];
         if (exact)
@@ -256,7 +269,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
         const bool divides = a.normalizer != 0;
         const float scale = a.scale;
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < tile_columns; e++) {
             const float denominator = divides ? m.denominator[tile_column(lane(), e)] : 1;
 #pragma unroll
             for (int h = 0; h < tile_rows; h++) {
@@ -271,18 +284,18 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
     {
         unsigned char *to = this->values_of(chunk) + tile_place() * Base::value_bytes;
         const bool bf16 = PARTS == 1 || a.o.dtype == BF16;
-        uint32_t bits[tile_rows][4];
+        uint32_t bits[tile_rows][tile_columns];
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
-            for (int e = 0; e < 4; e++)
+            for (int e = 0; e < tile_columns; e++)
                 bits[h][e] = PARTS == 3 ? fwa_float_bits(w.query[h][e])
                              : bf16     ? tile_round(w.query[h][e], 0)
                                         : fwa_f16_from_float(w.query[h][e]);
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < tile_columns; e++) {
                 const int at = tile_column_step(e) * Base::width + tile_row_step(h);
                 if (PARTS == 3)
                     ((uint32_t *)to)[at] = bits[h][e];
@@ -295,7 +308,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkComputer : Chunks<PARTS,
     FWA_METHOD void write_denominators(const Walk &w, ChunkMatrices &m) const
     {
 #pragma unroll
-        for (int e = 0; e < 4; e++)
+        for (int e = 0; e < tile_columns; e++)
             if (has_norm(0))
                 m.denominator[tile_column(lane(), e)] = w.query[0][e] + a.eps_attn;
     }

@@ -69,7 +69,7 @@ template <int PARTS, int DIM> struct ChunkPass : Frame<PARTS, DIM> {
     /* Tile j of the state goes through the wave's own: rows are dimensions there. */
     FWA_METHOD float *tile_room() const
     {
-        return (float *)(shared() + slots * slot_bytes + thread() / wave * FWA_GPU_PASS_TILE);
+        return (float *)(shared() + slots * slot_bytes + thread() / wave * FWA_GPU_STATE_TILE);
     }
 
     FWA_METHOD void load_state(const fwa_gpu_view &view, int64_t slot)
@@ -87,12 +87,7 @@ template <int PARTS, int DIM> struct ChunkPass : Frame<PARTS, DIM> {
                                                              : 0;
             }
             wave_barrier();
-#pragma unroll
-            for (int h = 0; h < tile_rows; h++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    state[j].at[tile_index(h, e)] =
-                        room[tile_column(lane(), e) * (TILE + 1) + tile_row(lane(), h)];
+            tile_from_room(state[j], room);
             wave_barrier();
         }
     }
@@ -104,12 +99,7 @@ template <int PARTS, int DIM> struct ChunkPass : Frame<PARTS, DIM> {
             return;
 #pragma unroll
         for (int j = 0; j < dims; j++) {
-#pragma unroll
-            for (int h = 0; h < tile_rows; h++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    room[tile_column(lane(), e) * (TILE + 1) + tile_row(lane(), h)] =
-                        state[j].at[tile_index(h, e)];
+            tile_to_room(room, state[j]);
             wave_barrier();
 #pragma unroll 1
             for (int e = lane(); e < square; e += wave) {
@@ -149,7 +139,7 @@ template <int PARTS, int DIM> struct ChunkPass : Frame<PARTS, DIM> {
 #pragma unroll
             for (int h = 0; h < tile_rows; h++)
 #pragma unroll
-                for (int e = 0; e < 4; e += 2)
+                for (int e = 0; e < tile_columns; e += 2)
                     *(uint32_t *)(to + part * all + column(h) * width + at +
                                   tile_column(lane(),
                                               e)) = parts.part[part].at[tile_index(h, e) / 2];
@@ -221,7 +211,7 @@ template <int PARTS, int DIM> struct ChunkPass : Frame<PARTS, DIM> {
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < tile_columns; e++) {
                 const int at = tile_column_step(e) * value_stride + tile_row_step(h);
                 const uint32_t bits = value_bytes == 4 ? ((const uint32_t *)from)[at]
                                                        : ((const uint16_t *)from)[at];
@@ -237,7 +227,7 @@ template <int PARTS, int DIM> struct ChunkPass : Frame<PARTS, DIM> {
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < tile_columns; e++) {
                 const float value = from.at[tile_index(h, e)];
                 const int at = tile_column_step(e) * value_stride + tile_row_step(h);
                 if (PARTS == 3)
@@ -323,7 +313,7 @@ template <int PARTS, int DIM> struct ChunkPass : Frame<PARTS, DIM> {
 #pragma unroll
             for (int h = 0; h < tile_rows; h++)
 #pragma unroll
-                for (int e = 0; e < 4; e++)
+                for (int e = 0; e < tile_columns; e++)
                     if (i * TILE + tile_column(lane(), e) >= great)
                         to[i].at[tile_index(h, e)] += rest.at[tile_index(h, e)];
         }
@@ -334,7 +324,7 @@ template <int PARTS, int DIM> struct ChunkPass : Frame<PARTS, DIM> {
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
-            for (int e = 0; e < 4; e++)
+            for (int e = 0; e < tile_columns; e++)
                 sum.at[tile_index(h, e)] *= by[tile_column(lane(), e)];
     }
 
@@ -360,7 +350,7 @@ template <int PARTS, int DIM> struct ChunkPass : Frame<PARTS, DIM> {
 #pragma unroll
             for (int h = 0; h < tile_rows; h++)
 #pragma unroll
-                for (int e = 0; e < 4; e++)
+                for (int e = 0; e < tile_columns; e++)
                     scaled.at[tile_index(h, e)] *= sign * by[i * TILE + tile_column(lane(), e)];
             tile_left<LEFT>(left, scaled);
 #pragma unroll

@@ -28,6 +28,8 @@ template <int PARTS, int DIM, bool CHANNEL> struct Chunks {
     static constexpr int plane = TILE * stride;
     static constexpr int side = PARTS * plane; /* the keys, or the queries, of a chunk */
     static constexpr int slots = FWA_GPU_CHUNK_SLOTS(PARTS, DIM, CHANNEL, FWA_SHARED_LIMIT);
+    static_assert(FWA_GPU_CHUNK_BYTES(PARTS, DIM, CHANNEL, slots) <= FWA_SHARED_LIMIT,
+                  "a slot's shared memory");
     static constexpr int slot_bytes = FWA_GPU_CHUNK_SLOT_BYTES(PARTS, DIM, CHANNEL);
     static constexpr int width = FWA_GPU_CHUNK_COMPUTING * TILE; /* of a tile of values */
     static constexpr int value_bytes = PARTS == 3 ? 4 : 2;

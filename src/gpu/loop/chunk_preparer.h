@@ -54,7 +54,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkPreparer : Chunks<PARTS,
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
-            for (int e = 0; e < 4; e++)
+            for (int e = 0; e < tile_columns; e++)
                 if (tile_row(lane(), h) == tile_column(lane(), e))
                     to[tile_row(lane(), h)] = sum.at[tile_index(h, e)];
     }
@@ -148,7 +148,7 @@ template <int PARTS, int DIM, bool CHANNEL> struct ChunkPreparer : Chunks<PARTS,
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < tile_columns; e++) {
                 const int t = tile_row(lane(), h), pair = tile_column(lane(), e);
                 const float of_key = by_key.at[tile_index(h, e)] * m.inverse[t] * m.inverse[pair];
                 const float of_query = by_query.at[tile_index(h, e)] * m.query_inverse[t] *

@@ -7,6 +7,7 @@
 
 #include "../vendor/vendor.h"
 
+#define FWA_DECAY_FLOAT_ONLY /* there are no doubles on a device */
 #include "../../common/decay.h"
 #include "../../common/half.h"
 
@@ -39,12 +40,17 @@ FWA_DEVICE bool present(const fwa_gpu_view &view)
     return view.rank != 0;
 }
 
+FWA_DEVICE float load_element(const void *data, int32_t dtype, int64_t offset)
+{
+    if (dtype == F32)
+        return ((const float *)data)[offset];
+    uint16_t half = ((const uint16_t *)data)[offset];
+    return dtype == BF16 ? fwa_bf16_to_float(half) : fwa_f16_to_float(half);
+}
+
 FWA_DEVICE float load(const fwa_gpu_view &view, int64_t offset)
 {
-    if (view.dtype == F32)
-        return ((const float *)view.data)[offset];
-    uint16_t half = ((const uint16_t *)view.data)[offset];
-    return view.dtype == BF16 ? fwa_bf16_to_float(half) : fwa_f16_to_float(half);
+    return load_element(view.data, view.dtype, offset);
 }
 
 FWA_DEVICE void store(const fwa_gpu_view &view, int64_t offset, float value)
@@ -203,18 +209,19 @@ FWA_DEVICE Unit unit_get(int64_t index, int32_t heads, int32_t blocks)
 
 /* A row of a tensor. */
 struct Row {
-    const fwa_gpu_view *view;
+    FWA_POINTER(void) data;
     int64_t offset, step; /* of its first element, between two of them */
+    int32_t dtype;
 };
 
 FWA_DEVICE Row row_of(const fwa_gpu_view &view, int64_t offset)
 {
-    return {&view, offset, view.stride[view.rank - 1]};
+    return {view.data, offset, view.stride[view.rank - 1], view.dtype};
 }
 
 FWA_DEVICE float load(const Row &row, int64_t i)
 {
-    return load(*row.view, row.offset + i * row.step);
+    return load_element(row.data, row.dtype, row.offset + i * row.step);
 }
 
 FWA_DEVICE Row query_row(const fwa_gpu_args &a, const Sequence &s, int64_t head, int64_t t)

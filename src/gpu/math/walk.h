@@ -17,7 +17,7 @@ namespace fwa
 {
 
 /* The chunk's matrices and factors, in shared memory; column s of a matrix is 16 floats, ordered so
- * that a lane's four tokens lie together. With gates per head, decays are in them; with gates per
+ * that a lane's tokens lie together. With gates per head, decays are in them; with gates per
  * channel the walk applies them. */
 struct alignas(16) ChunkMatrices {
     float key[TILE *
@@ -36,17 +36,18 @@ struct alignas(16) ChunkMatrices {
 
 FWA_DEVICE int walk_place(int s, int t)
 {
-    return s * TILE + tile_quarter_of(t) * 4 + tile_element_of(t);
+    return s * TILE + tile_sharer_of(t) * tile_columns + tile_element_of(t);
 }
 
-/* The numbers of one lane: its rows are value columns h, its four columns tokens e. */
+/* The numbers of one lane: its rows are value columns h, its columns tokens e. */
 struct Walk {
-    float key[tile_rows][4];   /* per channel: predictions, as far as they are known; per head: what
+    float key[tile_rows]
+             [tile_columns]; /* per channel: predictions, as far as they are known; per head: what
                                 * pairs write, as far as it is known */
-    float query[tile_rows][4]; /* reads */
-    float value[tile_rows][4];
-    float written[tile_rows][4];
-    float eta[tile_rows][4], gamma[tile_rows][4]; /* per channel */
+    float query[tile_rows][tile_columns]; /* reads */
+    float value[tile_rows][tile_columns];
+    float written[tile_rows][tile_columns];
+    float eta[tile_rows][tile_columns], gamma[tile_rows][tile_columns]; /* per channel */
     float retained[tile_rows];
     uint32_t exact[tile_rows]; /* bit t: token t's gain is beyond exact_gain */
 };
@@ -57,7 +58,7 @@ struct Walk {
  * depend on it.) */
 constexpr float exact_gain = 1.25f;
 
-/* Broadcasts element e of the lane that has column s to the four lanes of its rows. */
+/* Broadcasts element e of the lane that has column s to the lanes of its rows. */
 FWA_DEVICE float walk_share(float mine, int s)
 {
     return shuffle(mine, tile_owner(thread() % wave, s));
@@ -67,24 +68,33 @@ FWA_DEVICE float walk_share(float mine, int s)
  * later values that are NaN are none of its business. */
 FWA_DEVICE bool walk_reaches(int lane, int e, int s)
 {
-    if (wave == 32 && (s < 8) != (e < 2))
+    if (tile_rows == 2 && (s < 8) != (e < 2))
         return e >= 2; /* known to the compiler */
     return tile_column(lane, e) >= s;
+}
+
+/* A lane's part of a matrix's column s. */
+struct alignas(16) WalkColumn {
+    float at[tile_columns];
+};
+
+FWA_DEVICE WalkColumn walk_column(const float *matrix, int s, int place)
+{
+    return *(const WalkColumn *)(matrix + s * TILE + place * tile_columns);
 }
 
 /* Step s with one gate a head. */
 template <bool RULE> FWA_DEVICE void walk_head_step(Walk &w, const ChunkMatrices &m, int s)
 {
-    const int on = lane(), own = tile_element_of(s), quarter = tile_quarter(on);
-    const Four keys = *(const Four *)(m.key + s * TILE + quarter * 4);
-    const Four queries = *(const Four *)(m.query + s * TILE + quarter * 4);
+    const int on = lane(), own = tile_element_of(s), place = tile_sharer(on);
+    const WalkColumn keys = walk_column(m.key, s, place), queries = walk_column(m.query, s, place);
 #pragma unroll
     for (int h = 0; h < tile_rows; h++) {
         const float put = walk_share(w.key[h][own], s);
-        if (quarter == tile_quarter_of(s))
+        if (place == tile_sharer_of(s))
             w.written[h][own] = put;
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < tile_columns; e++) {
             if (!walk_reaches(on, e, s))
                 continue;
             if (RULE)
@@ -98,9 +108,8 @@ template <bool RULE> FWA_DEVICE void walk_head_step(Walk &w, const ChunkMatrices
 template <bool RULE>
 FWA_DEVICE void walk_channel_step(Walk &w, const ChunkMatrices &m, int s, bool decayed, bool after)
 {
-    const int on = lane(), own = tile_element_of(s), quarter = tile_quarter(on);
-    const Four keys = *(const Four *)(m.key + s * TILE + quarter * 4);
-    const Four queries = *(const Four *)(m.query + s * TILE + quarter * 4);
+    const int on = lane(), own = tile_element_of(s), place = tile_sharer(on);
+    const WalkColumn keys = walk_column(m.key, s, place), queries = walk_column(m.query, s, place);
 #pragma unroll
     for (int h = 0; h < tile_rows; h++) {
         const float gamma = walk_share(w.gamma[h][own], s);
@@ -109,7 +118,7 @@ FWA_DEVICE void walk_channel_step(Walk &w, const ChunkMatrices &m, int s, bool d
         const float put = walk_share(w.eta[h][own] * residual, s);
         w.retained[h] *= gamma;
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < tile_columns; e++) {
             const int t = tile_column(on, e);
             w.written[h][e] = t == s ? put : t < s ? gamma * w.written[h][e] : 0;
             if (!walk_reaches(on, e, s))

@@ -261,12 +261,12 @@ template <int PARTS, int DIM> struct ChunkGradients : Frame<PARTS, DIM> {
 
     static FWA_METHOD int element_row(int at)
     {
-        return tile_row(lane(), wave == 32 ? at / 2 % 2 : 0);
+        return tile_row(lane(), tile_row_of(at));
     }
 
     static FWA_METHOD int element_column(int at)
     {
-        return tile_column(lane(), wave == 32 ? at % 2 + at / 4 * 2 : at);
+        return tile_column(lane(), tile_column_of(at));
     }
 
     /* Decays from token i on, and its pair's flow: to its own eta, and over each later gamma, which
@@ -414,17 +414,17 @@ template <int PARTS, int DIM> struct ChunkGradients : Frame<PARTS, DIM> {
 #pragma unroll
         for (int h_ = 0; h_ < tile_rows; h_++)
 #pragma unroll
-            for (int e = 0; e < 4; e++)
+            for (int e = 0; e < tile_columns; e++)
                 along[h_] += sum.at[tile_index(h_, e)] *
                              tile_element<PARTS>(from + tile_row(lane(), h_) * row_stride +
                                                      tile_column(lane(), e),
                                                  row_plane);
-        tile_sum_quarters(along);
+        tile_sum_row(along);
 #pragma unroll
         for (int h_ = 0; h_ < tile_rows; h_++) {
             float *to = of(ALONG_STATE + which * waves + thread() / wave) + i * TILE +
                         tile_row(lane(), h_);
-            if (tile_quarter(lane()) == 0)
+            if (tile_sharer(lane()) == 0)
                 *to = (begins ? 0 : *to) + along[h_];
         }
     }

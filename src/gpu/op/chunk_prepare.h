@@ -151,7 +151,7 @@ template <int PARTS, int DIM> struct ChunkPrepare : Frame<PARTS, DIM> {
 #pragma unroll
         for (int h = 0; h < tile_rows; h++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < tile_columns; e++) {
                 const int row = tile_row(lane(), h);
                 if (row != tile_column(lane(), e))
                     continue;
@@ -277,7 +277,7 @@ template <int PARTS, int DIM> struct ChunkPrepare : Frame<PARTS, DIM> {
 #pragma unroll
                 for (int h = 0; h < tile_rows; h++)
 #pragma unroll
-                    for (int e = 0; e < 4; e += 2) {
+                    for (int e = 0; e < tile_columns; e += 2) {
                         const int row = tile_row(lane(), h), column = tile_column(lane(), e);
                         const int t = i * TILE + row, pair = j * TILE + column;
                         const int at = tile_index(h, e), place_in = row * TILE + column;

@@ -78,21 +78,15 @@ template <int ROWS> FWA_DEVICE void recurrent_ordered(const fwa_gpu_args &a)
 {
     const int32_t *list = a.order + 3 * a.sequences;
     const int32_t count = list[2 * a.sequences];
-    fwa_gpu_view kept = a.carry_in.state;
-    kept.data = a.kept;
-    kept.stride[0] = 0;
-    kept.stride[1] = (int64_t)a.key_dim * a.value_dim;
-    kept.stride[2] = a.value_dim;
-    kept.stride[3] = 1;
     for (int64_t unit = block(); unit < (int64_t)a.heads_value * a.blocks; unit += grid())
         for (int32_t i = 0; i < count; i++) {
             const int32_t entry = list[i], n = entry < 0 ? ORDER_KEEP - entry : entry & ~ORDER_KEPT;
             Recurrent<ROWS> r(a, n, unit / a.blocks, unit % a.blocks);
             if (entry < 0) {
-                r.keep_state(kept);
+                r.keep_state(a.kept);
                 continue;
             }
-            r.forward(entry & ORDER_KEPT ? kept : a.carry_in.state,
+            r.forward(entry & ORDER_KEPT ? a.kept : a.carry_in.state,
                       entry & ORDER_KEPT ? 0 : r.s.slot_in);
             barrier(); /* the next row reads what other threads may have written */
         }

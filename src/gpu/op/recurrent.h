@@ -136,7 +136,9 @@ template <int ROWS, bool SINGLE = false> struct Recurrent {
         if (s.slot_out < 0 || !present(to))
             return;
         const bool zero = slot < 0 || !present(from);
+#pragma unroll
         for (int r = 0; r < ROWS; r++)
+#pragma unroll
             for (int c = 0; has_row(r) && c < 4; c++)
                 if (has_column(c))
                     copy(from, zero ? 0 : state_at(from, slot, r) + c * from.stride[3], to,
@@ -147,7 +149,9 @@ template <int ROWS, bool SINGLE = false> struct Recurrent {
     FWA_METHOD void keep_state(const fwa_gpu_view &to) const
     {
         const fwa_gpu_view &from = a.carry_in.state;
+#pragma unroll
         for (int r = 0; r < ROWS; r++)
+#pragma unroll
             for (int c = 0; has_row(r) && c < 4; c++)
                 if (has_column(c))
                     copy(from, state_at(from, s.slot_in, r) + c * from.stride[3], to,
@@ -157,6 +161,7 @@ template <int ROWS, bool SINGLE = false> struct Recurrent {
     FWA_METHOD void load_norm()
     {
         const fwa_gpu_view &view = a.carry_in.norm;
+#pragma unroll
         for (int r = 0; r < ROWS; r++)
             norm[r] = a.normalizer && s.slot_in >= 0 && present(view) && has_row(r)
                           ? load(view, at2(view, s.slot_in, head) +
@@ -169,6 +174,7 @@ template <int ROWS, bool SINGLE = false> struct Recurrent {
     {
         if (!a.normalizer || column0 != 0 || column != 0)
             return;
+#pragma unroll
         for (int r = 0; r < ROWS; r++)
             if (has_row(r))
                 a.norms[(s.index * a.heads_value + head) * a.key_dim + row +
@@ -293,10 +299,9 @@ template <int ROWS, bool SINGLE = false> struct Recurrent {
         turn ^= 1; /* a barrier lies between two uses of either half */
         sum_lanes<8, wave>(share);
         if (lane() < 8)
-            for (int n = 0; n < N; n++)
-                for (int c = 0; c < 4; c++)
-                    at[(thread() / wave * FWA_GPU_SUMS + n) * columns + column + c] =
-                        share[4 * n + c];
+#pragma unroll
+            for (int e = 0; e < 4 * N; e++)
+                at[(thread() / wave * FWA_GPU_SUMS + e / 4) * columns + column + e % 4] = share[e];
         barrier();
 #pragma unroll
         for (int e = 0; e < 4 * N; e++) {
@@ -379,14 +384,17 @@ template <int ROWS, bool SINGLE = false> struct Recurrent {
             float single[4];
             multiply<1>(state, query_row, single);
             sum_rows<1>(single);
+#pragma unroll
             for (int c = 0; c < 4; c++)
                 product[c] = single[c], product[4 + c] = 0;
         }
         if (pairs > 0)
             written(i, 0, product + 4, put);
+#pragma unroll
         for (int c = 0; c < 4; c++)
             o[c] = product[c];
         if (a.read == AFTER_WRITE)
+#pragma unroll
             for (int c = 0; c < 4; c++)
                 o[c] = gamma[i * columns + column + c] * product[c] +
                        (pairs > 0 ? scores[i] * put[c] : 0);
@@ -402,6 +410,7 @@ template <int ROWS, bool SINGLE = false> struct Recurrent {
         float product[4];
         multiply<1>(state, query_row, product);
         sum_rows<1>(product);
+#pragma unroll
         for (int c = 0; c < 4; c++)
             o[c] = product[c] * (a.read == AFTER_WRITE ? gamma[i * columns + column + c] : 1);
         for (int j0 = 0; j0 < pairs; j0 += 4) {
@@ -413,9 +422,14 @@ template <int ROWS, bool SINGLE = false> struct Recurrent {
                 multiply<4>(state, rows, predictions);
                 sum_rows<4>(predictions);
             }
-            for (int j = j0; j < j0 + 4 && j < pairs; j++) {
+#pragma unroll
+            for (int u = 0; u < 4; u++) {
+                const int j = j0 + u;
                 float put[4];
-                written(i, j, predictions + 4 * (j - j0), put);
+                if (j >= pairs)
+                    continue;
+                written(i, j, predictions + 4 * u, put);
+#pragma unroll
                 for (int c = 0; c < 4; c++) {
                     if (a.read == AFTER_WRITE)
                         o[c] += scores[i * window() + j] * put[c];
@@ -428,6 +442,7 @@ template <int ROWS, bool SINGLE = false> struct Recurrent {
         decay_state(i);
         for (int j = 0; j < pairs; j++) {
             float put[4];
+#pragma unroll
             for (int c = 0; c < 4; c++)
                 put[c] = w[j * columns + column + c];
             add_pair(pair_key(i, j), put);
@@ -439,12 +454,14 @@ template <int ROWS, bool SINGLE = false> struct Recurrent {
     {
         const float decay = gamma[i * columns], weight = eta[i * columns];
         float share[4] = {0, 0, 0, 0}, after = 0;
+#pragma unroll
         for (int r = 0; r < ROWS; r++)
             share[0] += norm[r] * q[i * padded + row + r * FWA_GPU_ROW_GROUPS];
         sum_rows<1>(share);
         /* Component 0 of the lanes' columns alone is summed: the first lane's is the same as all. */
         for (int j = 0; j < pairs; j++)
             after += scores[i * window() + j];
+#pragma unroll
         for (int r = 0; r < ROWS; r++) {
             float sum = 0;
             for (int j = 0; j < pairs; j++)
@@ -467,6 +484,7 @@ template <int ROWS, bool SINGLE = false> struct Recurrent {
     {
         if (row != 0)
             return;
+#pragma unroll
         for (int c = 0; c < 4; c++)
             if (has_column(c))
                 store(a.o, at3(a.o, s.row, s.first + t, head) + (column0 + column + c), o[c]);
@@ -478,6 +496,7 @@ template <int ROWS, bool SINGLE = false> struct Recurrent {
         const float denominator = a.normalizer ? advance_norm(i, pairs) + a.eps_attn : 1;
         float o[4];
         advance(i, t, o);
+#pragma unroll
         for (int c = 0; c < 4; c++)
             o[c] = denominator != 0 ? a.scale * o[c] / denominator : 0;
         write_output(t, o);

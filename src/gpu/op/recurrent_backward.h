@@ -51,6 +51,7 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
 
     FWA_METHOD void put(float *at) const
     {
+#pragma unroll
         for (int r = 0; r < ROWS; r++) {
             const int d = row + r * FWA_GPU_ROW_GROUPS;
             *(Four *)(at + d * columns +
@@ -62,9 +63,11 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
 
     FWA_METHOD void get(const float *at)
     {
+#pragma unroll
         for (int r = 0; r < ROWS; r++) {
             const int d = row + r * FWA_GPU_ROW_GROUPS;
             const Four four = *(const Four *)(at + d * columns + column);
+#pragma unroll
             for (int c = 0; c < 4; c++)
                 state[r][c] = four.at[c];
             norm[r] = at[padded * columns + d];
@@ -143,6 +146,7 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
     FWA_METHOD float dot_norm(const float (&z)[ROWS], const float *u)
     {
         float share[4] = {0, 0, 0, 0};
+#pragma unroll
         for (int r = 0; r < ROWS; r++)
             share[0] += z[r] * u[row + r * FWA_GPU_ROW_GROUPS];
         this->template sum_rows<1>(share);
@@ -159,18 +163,22 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
             float o[4];
             denominator = dot_norm(z, asked) + a.eps_attn;
             apply(read, asked, o);
+#pragma unroll
             for (int c = 0; c < 4; c++)
                 along[0] -= denominator != 0
                                 ? given[c] * (a.scale * o[c] / denominator) / denominator
                                 : 0;
             sum_columns(along);
         }
+#pragma unroll
         for (int c = 0; c < 4; c++)
             numerator[c] = denominator != 0 ? a.scale * given[c] / denominator : 0;
         float *to = query_share(t);
+#pragma unroll
         for (int r = 0; r < ROWS; r++) {
             const int d = row + r * FWA_GPU_ROW_GROUPS;
             float share[1] = {0};
+#pragma unroll
             for (int c = 0; c < 4; c++) {
                 share[0] += read[r][c] * numerator[c];
                 grad[r][c] += asked[d] * numerator[c];
@@ -189,6 +197,7 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
             float product[4] = {0, 0, 0, 0};
             if (a.objective == REGRESSION)
                 apply(state, this->pair_key(i, j), product);
+#pragma unroll
             for (int c = 0; row == 0 && c < 4; c++)
                 predictions[j * columns + column + c] = product[c];
         }
@@ -200,6 +209,7 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
         for (int j = 0; j < pairs; j++) {
             float product[4];
             apply(grad, this->pair_key(i, j), product);
+#pragma unroll
             for (int c = 0; row == 0 && c < 4; c++)
                 reaches[j * columns + column + c] = product[c];
         }
@@ -209,17 +219,21 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
     FWA_METHOD void after_state(int i, int pairs, float (&after)[ROWS][4], float (&z)[ROWS])
     {
         const float *factor = gamma + i * columns + column;
+#pragma unroll
         for (int r = 0; r < ROWS; r++) {
             z[r] = gamma[i * columns] * norm[r];
+#pragma unroll
             for (int c = 0; c < 4; c++)
                 after[r][c] = factor[c] * state[r][c];
         }
         for (int j = 0; j < pairs; j++) {
             float put[4];
             this->written(i, j, predictions + j * columns + column, put);
+#pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 const float u = this->pair_key(i, j)[row + r * FWA_GPU_ROW_GROUPS];
                 z[r] += eta[i * columns] * u;
+#pragma unroll
                 for (int c = 0; c < 4; c++)
                     after[r][c] += u * put[c];
             }
@@ -229,9 +243,12 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
     /* <S_{t-1,c}, L_c>, and <z_{t-1}, l> and <sum of x, l> in the last two of six. */
     FWA_METHOD void inner(int i, int pairs, float (&product)[8])
     {
+#pragma unroll
         for (int e = 0; e < 8; e++)
             product[e] = 0;
+#pragma unroll
         for (int r = 0; r < ROWS; r++) {
+#pragma unroll
             for (int c = 0; c < 4; c++)
                 product[c] += state[r][c] * grad[r][c];
             if (!a.normalizer)
@@ -254,6 +271,7 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
         float shares[4] = {0, 0, 0, 0}; /* beta, lambda, log_gate, statistic */
         if (!channel) {
             float both[2] = {0, 0};
+#pragma unroll
             for (int c = 0; c < 4; c++)
                 both[0] += eta_grad[c], both[1] += gamma_grad[c];
             sum_columns(both);
@@ -289,14 +307,17 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
             const float *rho = gamma + i * columns + column, *weight = eta + i * columns + column;
             float put[4], back[4];
             this->written(i, j, predictions + j * columns + column, put);
+#pragma unroll
             for (int c = 0; c < 4; c++) {
                 const float residual_grad = weight[c] * reaches[j * columns + column + c];
                 back[c] = a.prediction == DECAYED ? rho[c] * residual_grad : residual_grad;
                 if (row == 0)
                     value_grads[ring(t - j) * columns + column + c] += residual_grad;
             }
+#pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 float share[1] = {0};
+#pragma unroll
                 for (int c = 0; c < 4; c++) {
                     share[0] += grad[r][c] * put[c];
                     if (a.objective == REGRESSION)
@@ -315,8 +336,8 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
     {
         const float weight = 2 * statistic_grad / (float)pairs;
         const bool eigen = a.objective == REGRESSION && a.window > 1;
-        const float *top = eigen ? a.top + ((s.before + t) * a.heads_key + key) * a.window
-                                 : nullptr;
+        const float *top = a.top + (eigen ? ((s.before + t) * a.heads_key + key) * a.window : 0);
+#pragma unroll
         for (int r = 0; column == 0 && r < ROWS; r++) {
             const int d = row + r * FWA_GPU_ROW_GROUPS;
             float mixed = 0;
@@ -331,15 +352,19 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
     FWA_METHOD void state_backward(int i, int pairs)
     {
         const float *factor = gamma + i * columns + column, *weight = eta + i * columns + column;
+#pragma unroll
         for (int r = 0; r < ROWS; r++) {
             norm_grad[r] *= gamma[i * columns];
+#pragma unroll
             for (int c = 0; c < 4; c++)
                 grad[r][c] *= factor[c];
         }
         for (int j = 0; a.objective == REGRESSION && j < pairs; j++)
+#pragma unroll
             for (int c = 0; c < 4; c++) {
                 const float rho = a.prediction == DECAYED ? factor[c] : 1;
                 const float back = rho * weight[c] * reaches[j * columns + column + c];
+#pragma unroll
                 for (int r = 0; r < ROWS; r++)
                     grad[r][c] -= this->pair_key(i, j)[row + r * FWA_GPU_ROW_GROUPS] * back;
             }
@@ -350,9 +375,11 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
         float product[8], eta_grad[4] = {0, 0, 0, 0}, gamma_grad[4];
         reach(i, pairs);
         inner(i, pairs, product);
+#pragma unroll
         for (int c = 0; c < 4; c++)
             gamma_grad[c] = product[c];
         for (int j = 0; j < pairs; j++)
+#pragma unroll
             for (int c = 0; c < 4; c++) {
                 const int e = j * columns + column + c;
                 const float rho = a.prediction == DECAYED ? gamma[i * columns + column + c] : 1;
@@ -376,6 +403,7 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
         float *to = a.gate_partial + (unit * a.batch * a.tokens + s.before + t) * 3;
         for (int e = 0; thread() == 0 && e < 3; e++)
             to[e] = 0;
+#pragma unroll
         for (int c = 0; a.dynamics == PER_CHANNEL && row == 0 && c < 4; c++)
             if (this->has_column(c) && present(a.beta_grad))
                 store(a.beta_grad,
@@ -439,7 +467,9 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
         const fwa_gpu_view &z = a.carry_out_grad.norm;
         const int64_t n = s.padded ? -1 : s.index;
         this->load_state(a.carry_out_grad.state, n);
+#pragma unroll
         for (int r = 0; r < ROWS; r++) {
+#pragma unroll
             for (int c = 0; c < 4; c++)
                 grad[r][c] = state[r][c];
             norm_grad[r] = a.normalizer && n >= 0 && present(z) && this->has_row(r) && column0 == 0
@@ -451,7 +481,9 @@ template <int ROWS> struct RecurrentBackward : Recurrent<ROWS> {
 
     FWA_METHOD void store_grads()
     {
+#pragma unroll
         for (int r = 0; r < ROWS; r++) {
+#pragma unroll
             for (int c = 0; c < 4; c++)
                 state[r][c] = s.slot_in < 0 ? 0 : grad[r][c];
             const int d = row + r * FWA_GPU_ROW_GROUPS;

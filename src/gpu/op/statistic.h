@@ -58,7 +58,7 @@ struct Statistic {
         if (pairs > 0) {
             gram(i, pairs, matrices);
             top = top_eigen(pairs, matrices, matrices + a.window * a.window,
-                            a.top ? a.top + at * a.window : nullptr);
+                            a.top + (a.top ? at * a.window : 0));
         }
         if (lane() == 0)
             a.statistic[at] = pairs > 0 ? top / (float)pairs : 0;

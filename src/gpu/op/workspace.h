@@ -59,12 +59,15 @@ enum {
 /* Shared memory of the chunked kernels, in bytes. A slot holds a chunk of 16 tokens: keys and queries,
  * in so many bf16 parts and in rows of a multiple of 64 dimensions with 16 bytes behind; a tile of
  * values, which the outputs take the place of; and with gates per channel (1, else 0) a tile of gains.
- * With one slot one chunk's matrices are enough. */
+ * With one slot one chunk's matrices are enough. Behind them is half a tile of the state for each wave
+ * that has some, on its way between registers and memory. */
+#define FWA_GPU_STATE_TILE (16 * 17 * 4)
 #define FWA_GPU_CHUNK_SLOT_BYTES(parts, dim, channel)                                              \
     (2 * (parts)*16 * ((dim) + 8) * 2 + (1 + (channel)) * FWA_GPU_CHUNK_TILE)
 #define FWA_GPU_CHUNK_BYTES(parts, dim, channel, slots)                                            \
     ((slots)*FWA_GPU_CHUNK_SLOT_BYTES(parts, dim, channel) +                                       \
-     ((slots) == 1 ? 1 : 2) * FWA_GPU_CHUNK_MATRICES)
+     ((slots) == 1 ? 1 : 2) * FWA_GPU_CHUNK_MATRICES +                                             \
+     FWA_GPU_CHUNK_COMPUTING * FWA_GPU_STATE_TILE / 2)
 #define FWA_GPU_CHUNK_SLOTS(parts, dim, channel, limit)                                            \
     (FWA_GPU_CHUNK_BYTES(parts, dim, channel, 3) <= (limit)   ? 3                                  \
      : FWA_GPU_CHUNK_BYTES(parts, dim, channel, 2) <= (limit) ? 2                                  \
@@ -100,10 +103,9 @@ enum {
     (2 * FWA_GPU_FRAME_ROWS(parts, dim, tiles) +                                                   \
      16 * (tiles)*FWA_GPU_FRAME_STRIDE * ((parts) == 3 ? 4 : 2) +                                  \
      FWA_GPU_RECORD_BYTES(parts, tiles))
-/* Slots, and a tile of the state for each wave on its way between registers and memory. */
-#define FWA_GPU_PASS_TILE (16 * 17 * 4)
+/* Slots, and each wave's tile of the state. */
 #define FWA_GPU_PASS_BYTES(parts, dim, tiles, slots)                                               \
-    ((slots)*FWA_GPU_FRAME_SLOT(parts, dim, tiles) + FWA_GPU_FRAME_WAVES * FWA_GPU_PASS_TILE)
+    ((slots)*FWA_GPU_FRAME_SLOT(parts, dim, tiles) + FWA_GPU_FRAME_WAVES * FWA_GPU_STATE_TILE)
 /* chunk_prepare: rows, decays, tiles on the diagonal, factors. */
 #define FWA_GPU_PREPARE_BYTES(parts, dim, tiles)                                                   \
     (2 * FWA_GPU_FRAME_ROWS(parts, dim, tiles) +                                                   \
@@ -156,11 +158,12 @@ static inline int32_t fwa_gpu_statistic_floats(int32_t window, int32_t key_dim, 
            FWA_GPU_STATISTIC_THREADS / wave * 3 * window * window;
 }
 
-#ifdef __CUDACC__
-__host__ __device__
+/* A function of both sides; a vendor's dialect has its own qualifiers. */
+#ifndef FWA_BOTH_SIDES
+#define FWA_BOTH_SIDES static inline
 #endif
-    static inline int64_t
-    fwa_gpu_carry_floats(const fwa_gpu_args *a)
+
+FWA_BOTH_SIDES int64_t fwa_gpu_carry_floats(const fwa_gpu_args *a)
 {
     const int64_t tail = a->window - 1;
     return 2 + (a->alignment == 0 ? (int64_t)a->heads_key * a->key_dim : 0) +

@@ -12,12 +12,15 @@
 namespace fwa
 {
 
+using RightOperand = Operand;
+
 namespace emulation
 {
 
 struct product {
     Sum *sum;
-    const Operand *left, *right;
+    const Operand *left;
+    const RightOperand *right;
 
     static float element(const Operand &operand, int j)
     {
@@ -30,7 +33,7 @@ struct product {
         for (int lane = 0; lane < wave; lane++) {
             const product *self = static_cast<const product *>(lanes[lane]);
             for (int h = 0; h < tile_rows; h++)
-                for (int e = 0; e < 4; e++)
+                for (int e = 0; e < tile_columns; e++)
                     left[tile_row(lane, h)][tile_column(lane, e)] = element(*self->left,
                                                                             tile_index(h, e));
             for (int j = 0; j < tile_elements; j++)
@@ -45,7 +48,7 @@ struct product {
             }
         for (int lane = 0; lane < wave; lane++)
             for (int h = 0; h < tile_rows; h++)
-                for (int e = 0; e < 4; e++)
+                for (int e = 0; e < tile_columns; e++)
                     static_cast<const product *>(lanes[lane])->sum->at[tile_index(h, e)] +=
                         sum[tile_row(lane, h)][tile_column(lane, e)];
     }
@@ -55,7 +58,7 @@ inline constexpr rendezvous product_point{"tile_product()", 0, 0, 0, product::co
 
 } // namespace emulation
 
-FWA_DEVICE void tile_product(Sum &sum, const Operand &left, const Operand &right)
+FWA_DEVICE void tile_product(Sum &sum, const Operand &left, const RightOperand &right)
 {
     emulation::product self{&sum, &left, &right};
     emulation::wait(emulation::product_point, &self);
@@ -71,7 +74,7 @@ FWA_DEVICE void tile_load_left(Operand &to, const uint16_t *from, int stride)
 {
     const int lane = thread() % wave;
     for (int h = 0; h < tile_rows; h++)
-        for (int e = 0; e < 4; e += 2) {
+        for (int e = 0; e < tile_columns; e += 2) {
             const uint16_t *at = from + tile_row(lane, h) * stride + tile_column(lane, e);
             to.at[tile_index(h, e) / 2] = tile_pair(at[0], at[1]);
         }
@@ -82,14 +85,14 @@ FWA_DEVICE void tile_load_left_turned(Operand &to, const uint16_t *from, int str
 {
     const int lane = thread() % wave;
     for (int h = 0; h < tile_rows; h++)
-        for (int e = 0; e < 4; e += 2) {
+        for (int e = 0; e < tile_columns; e += 2) {
             const uint16_t *at = from + tile_column(lane, e) * stride + tile_row(lane, h);
             to.at[tile_index(h, e) / 2] = tile_pair(at[0], at[stride]);
         }
 }
 
 /* A right operand from memory whose rows are n and go along k. */
-FWA_DEVICE void tile_load_right(Operand &to, const uint16_t *from, int stride)
+FWA_DEVICE void tile_load_right(RightOperand &to, const uint16_t *from, int stride)
 {
     const int lane = thread() % wave;
     for (int j = 0; j < tile_elements; j += 2) {
@@ -99,7 +102,7 @@ FWA_DEVICE void tile_load_right(Operand &to, const uint16_t *from, int stride)
 }
 
 /* A right operand from memory whose rows are k and go along n. */
-FWA_DEVICE void tile_load_right_turned(Operand &to, const uint16_t *from, int stride)
+FWA_DEVICE void tile_load_right_turned(RightOperand &to, const uint16_t *from, int stride)
 {
     const int lane = thread() % wave;
     for (int j = 0; j < tile_elements; j += 2) {

@@ -10,7 +10,9 @@
 namespace fwa
 {
 
-FWA_DEVICE void tile_product(Sum &sum, const Operand &left, const Operand &right)
+using RightOperand = Operand;
+
+FWA_DEVICE void tile_product(Sum &sum, const Operand &left, const RightOperand &right)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++)
@@ -46,7 +48,7 @@ FWA_DEVICE void tile_load_left_turned(Operand &to, const uint16_t *from, int str
                  : "memory");
 }
 
-FWA_DEVICE void tile_load_right(Operand &to, const uint16_t *from, int stride)
+FWA_DEVICE void tile_load_right(RightOperand &to, const uint16_t *from, int stride)
 {
     const int i = thread() % wave;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -55,7 +57,7 @@ FWA_DEVICE void tile_load_right(Operand &to, const uint16_t *from, int stride)
                  : "memory");
 }
 
-FWA_DEVICE void tile_load_right_turned(Operand &to, const uint16_t *from, int stride)
+FWA_DEVICE void tile_load_right_turned(RightOperand &to, const uint16_t *from, int stride)
 {
     const int i = thread() % wave;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

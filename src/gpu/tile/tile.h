@@ -9,8 +9,12 @@
  * or six. bf16 has float32's range, so nothing overflows on the way.
  */
 
-#if defined(__CUDACC__)
+#if defined(__HIP__)
+#include "mma_amd.h"
+#elif defined(__CUDACC__)
 #include "mma_sm80.h"
+#elif defined(FWA_TILE_HEADER)
+#include FWA_TILE_HEADER
 #else
 #include "mma_host.h"
 #endif
@@ -48,6 +52,37 @@ template <int PARTS> FWA_DEVICE void tile_left(Parts<PARTS> &to, const Sum &from
     }
 }
 
+/* COLUMNS columns of a tile of sums, from the `part`-th such number on, from shared memory where they are
+ * rows, a number more than a tile's apart, and to it: so a tile may be read and written in another order
+ * without much code. */
+template <int COLUMNS = TILE>
+FWA_DEVICE void tile_from_room(Sum &sum, const float *room, int part = 0)
+{
+    const int on = thread() % wave;
+#pragma unroll
+    for (int h = 0; h < tile_rows; h++)
+#pragma unroll
+        for (int e = 0; e < tile_columns; e++) {
+            const int n = tile_column(on, e);
+            if (COLUMNS == TILE || n / COLUMNS == part)
+                sum.at[tile_index(h, e)] = room[n % COLUMNS * (TILE + 1) + tile_row(on, h)];
+        }
+}
+
+template <int COLUMNS = TILE>
+FWA_DEVICE void tile_to_room(float *room, const Sum &sum, int part = 0)
+{
+    const int on = thread() % wave;
+#pragma unroll
+    for (int h = 0; h < tile_rows; h++)
+#pragma unroll
+        for (int e = 0; e < tile_columns; e++) {
+            const int n = tile_column(on, e);
+            if (COLUMNS == TILE || n / COLUMNS == part)
+                room[n % COLUMNS * (TILE + 1) + tile_row(on, h)] = sum.at[tile_index(h, e)];
+        }
+}
+
 /* The parts of a matrix in shared memory lie `plane` numbers apart. Rows of a left operand are m and go
  * along k, turned ones the other way round; likewise n and k of a right operand. */
 template <int PARTS, bool TURNED = false>
@@ -70,7 +105,8 @@ FWA_DEVICE void tile_multiply(Sum &sum, const Parts<LEFT> &left, const uint16_t 
     constexpr int places = LEFT > RIGHT ? LEFT : RIGHT;
 #pragma unroll
     for (int j = 0; j < RIGHT; j++) {
-        Operand operand;
+        RightOperand operand;
+        keep_order();
         if (TURNED)
             tile_load_right_turned(operand, right + j * plane, stride);
         else
@@ -108,14 +144,14 @@ FWA_DEVICE void tile_spread(Sum &sum, const Sum &left, const uint16_t *right, bo
         for (int h = 0; h < tile_rows; h++) {
             float mine = left.at[tile_index(h, 0)];
 #pragma unroll
-            for (int e = 1; e < 4; e++)
+            for (int e = 1; e < tile_columns; e++)
                 if (e == element)
                     mine = left.at[tile_index(h, e)];
             const float share = shuffle(mine, tile_owner(on, k));
             if (tile_finite(share))
                 continue;
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < tile_columns; e++) {
                 const int n = tile_column(on, e);
                 const int at = TURNED ? k * TILE + n : n * TILE + k;
                 if ((TURNED ? n < k : n > k) || (own && n == k))

@@ -6,8 +6,10 @@
 
 #include "../args.h"
 
+#define FWA_TILE_COLUMNS          4
 #define FWA_DEVICE                static __device__ __forceinline__
 #define FWA_METHOD                __device__ __forceinline__
+#define FWA_BOTH_SIDES            static __host__ __device__ inline
 #define FWA_KERNEL(name, threads) FWA_KERNEL_RESIDENT(name, threads, 1)
 #define FWA_KERNEL_RESIDENT(name, threads, blocks)                                                 \
     extern "C" __global__ void __launch_bounds__(threads, blocks)                                  \
@@ -47,6 +49,10 @@ FWA_DEVICE void barrier()
 FWA_DEVICE void wave_barrier()
 {
     __syncwarp();
+}
+
+FWA_DEVICE void keep_order()
+{
 }
 
 FWA_DEVICE void copy_async(void *to, const void *from)

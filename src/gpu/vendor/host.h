@@ -7,7 +7,7 @@
  * a block as fibres, one at a time, so a thread goes on until it waits for others here. What is
  * declared in `emulation` is that runtime's.
  *
- * FWA_WAVE, 32 or 64, comes from the build.
+ * FWA_WAVE, 32 or 64, and FWA_TILE_COLUMNS (4; 8 for AMD's waves of 32) come from the build.
  */
 
 #include "../args.h"
@@ -19,6 +19,10 @@
 #include <type_traits>
 
 static_assert(FWA_WAVE == 32 || FWA_WAVE == 64, "a wave has 32 or 64 threads");
+
+#ifndef FWA_TILE_COLUMNS
+#define FWA_TILE_COLUMNS 4
+#endif
 
 #define FWA_DEVICE static inline
 #define FWA_METHOD inline
@@ -150,6 +154,10 @@ FWA_DEVICE void barrier()
 FWA_DEVICE void wave_barrier()
 {
     emulation::wait(emulation::wave_barrier, nullptr);
+}
+
+FWA_DEVICE void keep_order()
+{
 }
 
 FWA_DEVICE void copy_async(void *to, const void *from)

@@ -10,6 +10,7 @@
  *     FWA_KERNEL(name, threads)     heads the definition of a kernel of blocks of that many threads,
  *                                   whose one argument is `const fwa_gpu_args args`
  *     FWA_KERNEL_RESIDENT(name, threads, blocks)  the same; so many blocks shall fit on a processor
+ *     FWA_TILE_COLUMNS              4 or 8, see tile/map.h
  *     FWA_SHARED_LIMIT              bytes of shared memory that a block may use; set by the build
  *     namespace fwa:
  *     wave                          constexpr int: threads that run in step, 32 or 64
@@ -18,6 +19,8 @@
  *     shared()                      unsigned char *: the block's shared memory, aligned to 128
  *     barrier()                     all threads of the block; orders shared and global memory
  *     wave_barrier()                the same for the threads of a wave
+ *     keep_order()                  the compiler moves no access to memory over it: what is read twice is
+ *                                   read again, not kept in registers
  *     copy_async(to, from)          copies 16 bytes from global to shared memory, some time; both are
  *                                   aligned to 16
  *     copy_wait()                   returns when the thread's copies have come; others see them
