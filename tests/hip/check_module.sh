@@ -28,6 +28,24 @@ check 'a device without an image' \
 check 'an old runtime' says '  hip: absent: HIP runtime 5\.2 is older than 6\.0 that these kernels need' \
     "$with" FAKE_HIP_VERSION=50221152
 
+# What script/hip-objects writes: every file that a launch names is there, as long as it says.
+traced() {
+    local launch file size
+    mkdir "$work/trace"
+    env "$with" "FAKE_HIP_DEVICES=$4" "FAKE_HIP_TRACE=$work/trace" "$tool" check --backend hip \
+        --filter '003/*' || return
+    ls "$work/trace"
+    for launch in "$work"/trace/*.json; do
+        while read -r size file; do
+            [ "$(stat -c %s "$work/trace/$file")" = "$size" ] || return
+        done < <(jq -r '"\(.args_size) \(.args)", (.memory[] | "\(.size) \(.before)", "\(.size) \(.after)")' \
+            "$launch")
+        jq -e '.grid > 0 and .block > 0 and .shared <= 65536 and (.pointers | max) < .args_size
+            and (.memory | length) > 0' "$launch" || return
+    done
+}
+check 'launches written down' traced "$@"
+
 # This machine, whatever it has.
 if ldconfig -p 2>/dev/null | grep -q 'libamdhip64\.so'; then
     check 'this machine' says '  hip: .*'

@@ -34,7 +34,7 @@ case $target in
 esac
 
 if [ "$wave" = 64 ]; then
-    may_spill='chunk_forward_(head|channel)_._256|chunk_forward_channel_1_128|recurrent_backward_256'
+    may_spill='chunk_forward_(head|channel)_._256|chunk_forward_channel_._128|recurrent_backward_256'
 else
     may_spill='chunk_(forward|backward)_pass_._(128|256)|chunk_forward_pass_1_64|chunk_gradients_._(64|128|256)'
     may_spill+='|chunk_forward_(head|channel)_._(64|128|256)|recurrent_(backward_128|[a-z_]*_256)'

@@ -5,10 +5,14 @@
 
 #include <elf.h>
 #include <climits>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
+#include <set>
+#include <string>
 #include <unistd.h>
 
 using namespace fwa;
@@ -30,7 +34,9 @@ enum error {
 };
 
 fake_hip record;
-std::mutex lock; /* of the record */
+std::mutex lock; /* of the record, and of what follows */
+std::map<void *, size_t> allocations;
+std::set<std::string> traced; /* kernels */
 pid_t owner;
 thread_local int current_device;
 
@@ -266,12 +272,114 @@ static bool runs(const emulation::kernel &kernel, unsigned blocks, unsigned shar
            emulation::run(kernel, blocks, static_cast<int32_t>(shared), copied, schedule);
 }
 
+/* ---- Traces ---- */
+
+/* Where in the arguments the pointers are. */
+#define VIEW(name) offsetof(fwa_gpu_args, name.data)
+#define CARRY(name)                                                                                \
+    VIEW(name.seen), VIEW(name.state), VIEW(name.prev_key), VIEW(name.tail_key),                   \
+        VIEW(name.tail_value), VIEW(name.norm)
+#define PLACE(name) offsetof(fwa_gpu_args, name)
+static const size_t pointers[] = {
+    VIEW(q),
+    VIEW(k),
+    VIEW(v),
+    VIEW(o),
+    VIEW(beta),
+    VIEW(lambda),
+    VIEW(log_gate),
+    VIEW(cu_seqlens),
+    VIEW(slot_in),
+    VIEW(slot_out),
+    VIEW(commit),
+    CARRY(carry_in),
+    CARRY(carry_out),
+    VIEW(o_grad),
+    VIEW(q_grad),
+    VIEW(k_grad),
+    VIEW(v_grad),
+    VIEW(beta_grad),
+    VIEW(lambda_grad),
+    VIEW(log_gate_grad),
+    CARRY(carry_out_grad),
+    CARRY(carry_in_grad),
+    PLACE(statistic),
+    PLACE(top),
+    PLACE(norms),
+    PLACE(carries),
+    VIEW(kept),
+    PLACE(order),
+    PLACE(states),
+    PLACE(segment),
+    PLACE(key_partial),
+    PLACE(query_partial),
+    PLACE(gate_partial),
+    PLACE(energy_grad),
+    PLACE(records),
+    PLACE(key_rows),
+    PLACE(query_rows),
+    PLACE(chunk_states),
+    PLACE(chunk_state_grads),
+    PLACE(residuals),
+    PLACE(residual_grads),
+};
+
+static void write_file(const std::string &path, const void *bytes, size_t size)
+{
+    FILE *file = fopen(path.c_str(), "wb");
+    if (!file || fwrite(bytes, 1, size, file) != size || fclose(file) != 0) {
+        perror(path.c_str());
+        abort();
+    }
+}
+
+/* All memory, before the launch or after. */
+static void trace_memory(const std::string &base, const char *when)
+{
+    int number = 0;
+    for (const auto &[address, size] : allocations)
+        write_file(base + "." + std::to_string(number++) + "." + when, address, size);
+}
+
+/* The launch itself; returns where its files' names begin, or nothing where it is not wanted. */
+static std::string trace_launch(const char *kernel, unsigned grid, unsigned block, unsigned shared,
+                                const void *args)
+{
+    const char *folder = getenv("FAKE_HIP_TRACE");
+    if (!folder || !traced.insert(kernel).second)
+        return "";
+    const std::string base = std::string(folder) + "/" + kernel;
+    std::string text = "{\n  \"kernel\": \"" + std::string(kernel) +
+                       "\",\n  \"grid\": " + std::to_string(grid) +
+                       ",\n  \"block\": " + std::to_string(block) +
+                       ",\n  \"shared\": " + std::to_string(shared) + ",\n  \"args\": \"" + kernel +
+                       ".args\",\n  \"args_size\": " + std::to_string(sizeof(fwa_gpu_args)) +
+                       ",\n  \"pointers\": [";
+    for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)
+        text += (i ? ", " : "") + std::to_string(pointers[i]);
+    text += "],\n  \"memory\": [";
+    int number = 0;
+    for (const auto &[address, size] : allocations) {
+        const std::string file = std::string(kernel) + "." + std::to_string(number);
+        text += (number ? ",\n    " : "\n    ") + std::string("{\"address\": ") +
+                std::to_string((uintptr_t)address) + ", \"size\": " + std::to_string(size) +
+                ", \"before\": \"" + file + ".before\", \"after\": \"" + file + ".after\"}";
+        number++;
+    }
+    text += "\n  ]\n}\n";
+    write_file(base + ".json", text.data(), text.size());
+    write_file(base + ".args", args, sizeof(fwa_gpu_args));
+    trace_memory(base, "before");
+    return base;
+}
+
 /* Arguments come as a buffer and its size. */
 EXPORT int hipModuleLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                                  unsigned by, unsigned bz, unsigned shared, void *stream,
                                  void **params, void **extra)
 {
     const emulation::kernel *kernel = static_cast<const emulation::kernel *>(function);
+    std::string trace;
     {
         RETURN_IF_FAILED("hipModuleLaunchKernel");
         if (params || extra[0] != reinterpret_cast<void *>(1) ||
@@ -289,9 +397,14 @@ EXPORT int hipModuleLaunchKernel(void *function, unsigned gx, unsigned gy, unsig
         record.launch.size = sizeof(fwa_gpu_args);
         memcpy(record.launch.args, extra[1], sizeof(fwa_gpu_args));
         snprintf(record.launch.name, sizeof record.launch.name, "%s", kernel->name);
+        trace = trace_launch(kernel->name, gx, bx, shared, extra[1]);
     }
-    return getenv("FAKE_HIP_IDLE") || runs(*kernel, gx, shared, extra[1]) ? success
-                                                                          : launch_failure;
+    if (!getenv("FAKE_HIP_IDLE") && !runs(*kernel, gx, shared, extra[1]))
+        return launch_failure;
+    const std::lock_guard<std::mutex> held(lock);
+    if (!trace.empty())
+        trace_memory(trace, "after");
+    return success;
 }
 
 /* ---- Memory: the host's ---- */
@@ -306,6 +419,7 @@ EXPORT int hipMalloc(void **memory, size_t size)
     memset(*memory, 0xff, size);
     record.allocated = size;
     record.allocations++;
+    allocations[*memory] = size;
     record.device = current_device;
     return success;
 }
@@ -313,6 +427,7 @@ EXPORT int hipMalloc(void **memory, size_t size)
 EXPORT int hipFree(void *memory)
 {
     RETURN_IF_FAILED("hipFree");
+    allocations.erase(memory);
     free(memory);
     record.allocations--;
     return success;

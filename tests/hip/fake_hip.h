@@ -10,6 +10,8 @@
  *     FAKE_HIP_DEVICES   architectures, "gfx942:sramecc+:xnack- gfx1030"; none by default
  *     FAKE_HIP_FAIL      "hipMalloc=2": that function returns that
  *     FAKE_HIP_IDLE      set: launches are recorded, and nothing is run
+ *     FAKE_HIP_TRACE     a folder: the first launch of each kernel is written there, with all memory before
+ *                        and after it (doc/hip-objects.md)
  *
  * As the runtime does, it refuses grids of 2^32 threads and more, more than 64 KiB of shared memory, code
  * objects of another architecture, and calls in a forked child.
