@@ -24,8 +24,9 @@ if [ -z "$prefix" ] || [ -z "$library" ] || [ -z "$version" ]; then
 fi
 root=$destdir$prefix
 modules=$prefix/$library/fwa/backends2
-cuda=no
-[ -n "$(meson introspect "$build" --targets | jq -r '.[] | select(.name == "fwa-cuda").id')" ] && cuda=yes
+# The backends that are modules of this build: "cuda hip".
+built=$(meson introspect "$build" --targets |
+    jq -r '[.[].name | select(. == "fwa-cuda" or . == "fwa-hip") | ltrimstr("fwa-")] | unique | join(" ")')
 
 export PKG_CONFIG_LIBDIR=$root/$library/pkgconfig
 [ -n "$destdir" ] && export PKG_CONFIG_SYSROOT_DIR=$destdir
@@ -62,7 +63,10 @@ expected_files() {
         echo share/zsh/site-functions/_fwa
     fi
     printf 'include/fwa/%s.h\n' backend dlpack fwa
-    [ "$cuda" = yes ] && echo "$library/fwa/backends2/fwa-cuda.so"
+    local name
+    for name in $built; do
+        echo "$library/fwa/backends2/fwa-$name.so"
+    done
     printf "$library/%s\n" cmake/fwa/fwaConfig.cmake cmake/fwa/fwaConfigVersion.cmake pkgconfig/fwa.pc
     [ "$kind" != shared ] && echo "$library/libfwa.a"
     [ "$kind" != static ] && printf "$library/%s\n" libfwa.so libfwa.so.0 libfwa.so.0.1.0
@@ -171,9 +175,9 @@ tool_modules() {
     "$root/bin/fwa" info | tee /dev/stderr | grep -qxF "    looked for in $found/fwa-hip.so"
 }
 
-# The module is read, and has no device or has one.
-tool_cuda() {
-    "$root/bin/fwa" info | tee /dev/stderr | grep '^  cuda:' | grep -v 'no such file'
+# The module of a backend is read, and has no device or has one.
+tool_finds() {
+    "$root/bin/fwa" info | tee /dev/stderr | grep "^  $1:" | grep -v 'no such file'
 }
 
 expected=$source/examples/first.expected
@@ -192,10 +196,11 @@ if [ "$tool" = true ]; then
     check 'the tool has no run path' no_run_path bin/fwa
     check 'fwa --version' tool_version
     check 'fwa info looks for modules in the installed directory' tool_modules
-    if [ "$cuda" = yes ] && [ "$kind" != static ]; then
-        check 'the CUDA module has no run path' no_run_path "$library/fwa/backends2/fwa-cuda.so"
-        check 'fwa info finds the CUDA module' tool_cuda
-    fi
+    for module in $built; do
+        [ "$kind" = static ] && break
+        check "the module $module has no run path" no_run_path "$library/fwa/backends2/fwa-$module.so"
+        check "fwa info finds the module $module" tool_finds "$module"
+    done
     check 'the man page formats' mandoc -T utf8 "$root/share/man/man1/fwa.1"
     check 'the bash completion parses' bash -n "$root/share/bash-completion/completions/fwa"
 fi
