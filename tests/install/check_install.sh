@@ -5,7 +5,8 @@
 #     check_install.sh BUILD WORK [DESTDIR]
 #
 # BUILD: a compiled build folder. WORK: a folder for this test's programs; it is replaced. DESTDIR: where
-# to stage the installation, as packagers do; without it, it goes to the prefix of the build.
+# to stage the installation, as packagers do; without it, it goes to the prefix of the build. What is there is
+# removed first, so it must be a folder beside the build, or below one.
 set -u
 export CMAKE_GENERATOR=Ninja # a bare machine has no make
 
@@ -22,7 +23,12 @@ if [ -z "$prefix" ] || [ -z "$library" ] || [ -z "$version" ]; then
     echo "Bail out! $build is no build of this project"
     exit 1
 fi
-root=$destdir$prefix
+root=$(realpath -m "$destdir$prefix")
+# A build has /usr/local for its prefix if nobody said otherwise: that is not ours to remove.
+if [[ $root != "$(dirname "$build")"/?* || $root == "$build"* || $build == "$root"* ]]; then
+    echo "Bail out! $root, which would be removed, is not a folder beside $build"
+    exit 1
+fi
 modules=$prefix/$library/fwa/backends2
 # The backends that are modules of this build: "cuda hip".
 built=$(meson introspect "$build" --targets |
