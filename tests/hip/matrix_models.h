@@ -3,7 +3,7 @@
 #define FWA_TESTS_HIP_MATRIX_MODELS_H
 
 /*
- * What src/gpu/tile/mma_gfx*.h use of their processors, as the vendor's documents of the instruction sets
+ * What src/gpu/tile/mma_halves.h and mma_gfx11.h use of their processors, as the vendor's documents of the instruction sets
  * (CDNA 2 and 3, RDNA 3, RDNA 4; "matrix instructions") describe it: which element of the matrices each
  * number of a lane is. Nothing here is of the tiles' own maps (tile/map.h), which are held against it.
  *

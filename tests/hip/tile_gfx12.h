@@ -3,4 +3,4 @@
 #define MATRIX_MODEL 12
 #include "matrix_models.h"
 
-#include "../../src/gpu/tile/mma_gfx12.h"
+#include "../../src/gpu/tile/mma_halves.h"

@@ -3,4 +3,4 @@
 #define MATRIX_MODEL 9
 #include "matrix_models.h"
 
-#include "../../src/gpu/tile/mma_gfx9.h"
+#include "../../src/gpu/tile/mma_halves.h"

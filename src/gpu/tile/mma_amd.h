@@ -6,12 +6,10 @@
  * the ones by multiply-adds. */
 
 #if defined(__gfx90a__) || defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__) ||    \
-    defined(__gfx950__)
-#include "mma_gfx9.h"
+    defined(__gfx950__) || defined(__GFX12__)
+#include "mma_halves.h"
 #elif defined(__GFX11__)
 #include "mma_gfx11.h"
-#elif defined(__GFX12__)
-#include "mma_gfx12.h"
 #else
 #include "fma.h"
 #endif

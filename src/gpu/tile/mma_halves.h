@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef FWA_GPU_TILE_MMA_GFX12_H
-#define FWA_GPU_TILE_MMA_GFX12_H
+#ifndef FWA_GPU_TILE_MMA_HALVES_H
+#define FWA_GPU_TILE_MMA_HALVES_H
 
-/* Products of tiles by v_wmma_f32_16x16x16_bf16 as gfx12 has it, waves of 32. The instruction's sum has
- * columns where ours has rows: operands are exchanged. */
+/* Products of tiles by v_mfma_f32_16x16x16_bf16 (gfx90a, gfx94x; waves of 64) and v_wmma_f32_16x16x16_bf16 as
+ * gfx12 has it (waves of 32): both operands lie as rows.h loads a left one. The instructions' sums have
+ * columns where ours have rows: operands are exchanged. */
 
 #include "rows.h"
 
